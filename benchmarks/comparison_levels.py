@@ -23,6 +23,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -40,6 +41,29 @@ from stored_runs import read_runs, write_runs
 import polopt
 
 OUT = Path(__file__).parent / "results" / "comparison_levels.jsonl"
+PAGE = Path(__file__).parents[1] / "docs" / "comparisons.md"
+#: The rows of the table on the page: title, the case without its shape, and what cells show.
+ROWS = (
+    ("two equal variants: wrong", "tie of two", "wrong"),
+    ("four equal variants: wrong", "tie of four", "wrong"),
+    (
+        "two equal variants, Welch's test after each of 3 to 20 seeds: wrong",
+        "tie of two, Welch's test after each seed",
+        "wrong",
+    ),
+    ("difference of 1: decided (seeds of each variant)", "difference 1", "seeds"),
+    ("difference of 1.5: decided (seeds of each variant)", "difference 1.5", "seeds"),
+    ("difference of 1.5, 5 fixed seeds: decided", "difference 1.5, 5 fixed", "decided"),
+    ("difference of 1.5, 20 fixed seeds: decided", "difference 1.5, 20 fixed", "decided"),
+    ("difference of exactly M = 1: wrongly equal", "difference is the margin 1", "wrong"),
+    ("difference of exactly M = 1.5: wrongly equal", "difference is the margin 1.5", "wrong"),
+    (
+        "equal variants, M = 1.5: decided (seeds of each variant)",
+        "tie with the margin 1.5",
+        "seeds",
+    ),
+    ("four variants, one better by 1.5: wrong", "one of four better by 1.5", "wrong"),
+)
 LOOKS = (5, 10, 15, 20)
 LEVEL = 0.05
 #: The offset of a failed seed that gives a standard deviation of 1, if that of other seeds is 0.5.
@@ -132,12 +156,13 @@ def peeking(shape: str, repeats: int) -> list[bool]:
     return found
 
 
-def row(name: str, means: Sequence[float], margin: float | None, results: Sequence[Any]) -> str:
-    """Returns a row of the table: shares of comparisons with a wrong and with a complete decision,
-    and the mean number of seeds of each variant."""
+def shares(
+    means: Sequence[float], margin: float | None, answers_of: Sequence[str]
+) -> tuple[float, float]:
+    """Returns the shares of comparisons with a wrong and with a complete decision."""
     pairs = list(itertools.combinations(means, 2))
     wrong = decided = 0
-    for answers, _, _ in results:
+    for answers in answers_of:
         bad = False
         for answer, (first, second) in zip(answers, pairs, strict=True):
             bad |= answer == "B" and first <= second
@@ -146,9 +171,28 @@ def row(name: str, means: Sequence[float], margin: float | None, results: Sequen
         wrong += bad
         different = [a for a, (x, y) in zip(answers, pairs, strict=True) if x != y]
         decided += all(answer != "U" for answer in different or answers)
-    seeds = np.mean([np.mean(used) for _, _, used in results])
-    count = len(results)
-    return f"| {name} | {count:,} | {wrong / count:.1%} | {decided / count:.1%} | {seeds:.1f} |"
+    return wrong / len(answers_of), decided / len(answers_of)
+
+
+def cell(run: Mapping[str, Any], shows: str) -> str:
+    """Returns a cell of the table on the page. `shows` is `wrong`, `decided` or `seeds`, which also
+    shows the share of complete decisions."""
+    if shows == "wrong" and "wrong" in run:
+        return f"{np.mean(run['wrong']):.1%}"
+    wrong, decided = shares(run["means"], run["margin"], run["answers"])
+    seeds = np.mean([np.mean(used) for used in run["seeds"]])
+    texts = {"wrong": f"{wrong:.1%}", "decided": f"{decided:.1%}"}
+    return texts.get(shows, f"{decided:.1%} ({seeds:.1f})")
+
+
+def page(store: Mapping[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored comparisons."""
+    lines = [f"| case | {' | '.join(SHAPES)} |", "|---|" + "---:|" * len(SHAPES)]
+    for title, name, shows in ROWS:
+        cells = [cell(store[f"{name}, {shape}"], shows) for shape in SHAPES]
+        lines.append(f"| {title} | {' | '.join(cells)} |")
+    marks = r"(<!-- levels: begin -->\n).*(\n<!-- levels: end -->)"
+    return re.sub(marks, lambda m: m[1] + "\n".join(lines) + m[2], text, flags=re.DOTALL)
 
 
 def compare_with_adastop(python: str, examples: Path, repeats: int) -> dict[str, Any]:
@@ -225,7 +269,7 @@ def agreement(found: Mapping[str, Any]) -> list[str]:
 
 
 def main() -> None:
-    """Simulates, prints tables in Markdown and writes JSON."""
+    """Simulates, writes JSON, and writes the table of the page."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=("ties", "power", "equality"))
     parser.add_argument("--repeats", type=int, default=2000)
@@ -244,8 +288,6 @@ def main() -> None:
         write_runs(args.out, kept)
         print("\n".join(agreement(found)))
         return
-    print("| case | comparisons | wrong | decided | seeds of each variant |")
-    print("|---|---:|---:|---:|---:|")
     with ProcessPoolExecutor(args.processes) as pool:
         for group in args.only or ("ties", "power", "equality"):
             for name, case in cases(group).items():
@@ -261,7 +303,9 @@ def main() -> None:
                     "seeds": [used for _, _, used in results],
                 }
                 write_runs(args.out, kept)
-                print(row(name, case[1], case[2], results), flush=True)
+                print(
+                    f"{name}: {cell(kept[name], 'wrong')}, {cell(kept[name], 'seeds')}", flush=True
+                )
             if group == "ties":
                 for shape in SHAPES:
                     name = f"tie of two, Welch's test after each seed, {shape}"
@@ -269,9 +313,9 @@ def main() -> None:
                     line = {"commit": facts["commit"], "wrong": [int(one) for one in wrong]}
                     kept[name] = {**line, "command": command}
                     write_runs(args.out, kept)
-                    print(f"| {name} | {len(wrong):,} | {np.mean(wrong):.1%} | | |", flush=True)
-    print("\n" + ", ".join(f"{key} {value}" for key, value in facts.items()) + ".")
-    print(f"\nCommand: `{command}`")
+                    print(f"{name}: {np.mean(wrong):.1%}", flush=True)
+    if args.out == OUT:
+        PAGE.write_text(page(kept, PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -140,38 +140,64 @@ def key(task: str, policy: str, lag: int, seed: int) -> str:
     return f"{task}/{policy}/{lag}/{seed}"
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes page and figure from the stored results. Table cells without results say "not run"."""
-    import plotly.graph_objects as go
-    from plotly.subplots import make_subplots
+def returns_of(store: dict[str, Any], task: str, policy: str) -> list[tuple[int, list[float]]]:
+    """Returns the returns of the stored runs, for each lag that has runs."""
+    found = []
+    for lag in LAGS:
+        runs = [store.get(key(task, policy, lag, seed)) for seed in SEEDS]
+        found.append((lag, [one["return"] for one in runs if one is not None]))
+    return found
 
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the tables of the stored runs. Cells without runs say "not
+    run"."""
     lines = []
-    figure = make_subplots(rows=1, cols=len(TASKS), subplot_titles=list(TASKS))
-    colors = {"ppo": "#d55e00", "decoupled_ppo": "#0072b2", "appo": "#009e73", "impala": "#cc79a7"}
-    dashes = {"ppo": "solid", "decoupled_ppo": "dash", "appo": "dot", "impala": "dashdot"}
-    for column, task in enumerate(TASKS, start=1):
+    for task in TASKS:
         lines += [
             f"**{task}**, {TASKS[task]:,} environment steps:",
             "",
             "| policy | " + " | ".join(f"L = {lag}" for lag in LAGS) + " |",
             "|---|" + "---|" * len(LAGS),
         ]
-        for number, policy in enumerate(POLICIES):
-            cells, xs, ys, lows, highs = [], [], [], [], []
-            for place, lag in enumerate(LAGS):
-                runs = [store.get(key(task, policy, lag, seed)) for seed in SEEDS]
-                values = [one["return"] for one in runs if one is not None]
+        for policy in POLICIES:
+            cells = []
+            for _, values in returns_of(store, task, policy):
                 if not values:
                     cells.append("not run")
                     continue
                 mean, (low, high) = interquartile_mean(values), interval(values)
                 few = "" if len(values) == len(SEEDS) else f", {len(values)} seeds"
                 cells.append(f"{mean:.0f} [{low:.0f}, {high:.0f}]{few}")
+            lines.append(f"| `{policy}` | " + " | ".join(cells) + " |")
+        lines.append("")
+    begin, end = "<!-- table -->\n", "<!-- end of table -->"
+    head, rest = text.split(begin)
+    runs_s = sum(one["seconds"] for name, one in store.items() if name != "about")
+    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
+    lines += [f"{facts}; {runs_s / 60:.0f} minutes with other work on the machine.", ""]
+    return head + begin + "\n".join(lines) + end + rest.split(end)[1]
+
+
+def write_figure(store: dict[str, Any]) -> None:
+    """Draws the returns of the stored runs over the lag."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=1, cols=len(TASKS), subplot_titles=list(TASKS))
+    colors = {"ppo": "#d55e00", "decoupled_ppo": "#0072b2", "appo": "#009e73", "impala": "#cc79a7"}
+    dashes = {"ppo": "solid", "decoupled_ppo": "dash", "appo": "dot", "impala": "dashdot"}
+    for column, task in enumerate(TASKS, start=1):
+        for number, policy in enumerate(POLICIES):
+            xs, ys, lows, highs = [], [], [], []
+            for place, (_, values) in enumerate(returns_of(store, task, policy)):
+                if not values:
+                    continue
+                mean, (low, high) = interquartile_mean(values), interval(values)
                 xs.append(place + 0.08 * (number - 1.5))  # so intervals do not overlap
                 ys.append(mean)
                 lows.append(mean - low)
                 highs.append(high - mean)
-            lines.append(f"| `{policy}` | " + " | ".join(cells) + " |")
             figure.add_trace(
                 go.Scatter(
                     x=xs,
@@ -185,7 +211,6 @@ def write_page(store: dict[str, Any]) -> None:
                 row=1,
                 col=column,
             )
-        lines.append("")
         figure.update_xaxes(
             title_text="imposed lag, batches",
             tickvals=list(range(len(LAGS))),
@@ -198,13 +223,6 @@ def write_page(store: dict[str, Any]) -> None:
         template="plotly_white", width=1000, height=420, margin={"t": 40, "b": 60, "l": 70, "r": 20}
     )
     figure.write_image(FIGURE, scale=2)
-    text = PAGE.read_text()
-    begin, end = "<!-- table -->\n", "<!-- end of table -->"
-    head, rest = text.split(begin)
-    runs_s = sum(one["seconds"] for name, one in store.items() if name != "about")
-    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
-    lines += [f"{facts}; {runs_s / 60:.0f} minutes with other work on the machine.", ""]
-    PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
 
 
 def main() -> None:
@@ -229,7 +247,8 @@ def main() -> None:
                     store["about"] = about()
                     write_runs(STORE, store)
                     print(name, store[name], flush=True)
-    write_page(store)
+    PAGE.write_text(page(store, PAGE.read_text()))
+    write_figure(store)
 
 
 if __name__ == "__main__":

@@ -39,6 +39,11 @@ from stored_runs import read_runs, write_runs
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/tasks.jsonl"
 PAGE = ROOT / "docs/tasks.md"
+PRESET_ORDER = (
+    *("A3C", "A2C", "SyncPPO", "DDPPO", "IMPALA", "APPO", "DQN", "SAC", "TD3", "PQN", "ApexDQN"),
+    "PolicyOptimizerTrainer",
+)
+PUBLISHED = ROOT / "command_line/published_cells.json"
 IMAGES = ROOT / "docs/images"
 EXAMPLES = ROOT / "tuned_examples"
 SEEDS = (0, 1, 2, 3, 4)
@@ -73,12 +78,14 @@ class Task(NamedTuple):
             each seed needed to reach it. None means that the table has no such column.
         episodes: number of evaluation episodes at the budget. With 0, the return is the mean over
             training episodes.
+        decimals: decimals of the returns in the table.
     """
 
     env_steps: int
     cells: tuple[Cell, ...]
     goal: float | None = None
     episodes: int = 0
+    decimals: int = 0
 
 
 def breakout(config: Any) -> Any:
@@ -141,6 +148,19 @@ ACROBOT_ZOO_DQN: dict[str, Any] = {
     "dueling": False,
     "grad_clip": 10.0,
     "model": {"fcnet_hiddens": [256, 256]},
+}
+#: PPO on the tasks of MPE2, whose episodes have 25 steps.
+MPE_PPO: dict[str, Any] = {
+    "num_workers": 0,
+    "num_envs_per_worker": 16,
+    "rollout_fragment_length": 100,
+    "model": {"fcnet_hiddens": [128, 128]},
+    "normalize_observations": True,
+    "normalize_rewards": True,
+    "num_sgd_iter": 5,
+    "sgd_minibatch_size": 480,
+    "lr": [[0, 7e-4], [1_000_000, 7e-5]],
+    "entropy_coeff": 0.01,
 }
 #: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
 EVALUATION_EPISODES = 100
@@ -260,6 +280,65 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "num_sgd_iter": 4,
             "sgd_minibatch_size": 256,
             **DECOUPLED_PPO,
+        },
+    },
+    # Several agents. The options were chosen before the first run.
+    "simple_spread_ppo": {"run": "SyncPPO", "config": {"env": "mpe2:simple_spread_v3", **MPE_PPO}},
+    "simple_tag_ppo": {
+        "run": "SyncPPO",
+        "config": {
+            "env": "mpe2:simple_tag_v3",
+            "policies": ["hunters", "prey"],
+            "policy_mapping_fn": {"adversary_*": "hunters", "*": "prey"},
+            **MPE_PPO,
+        },
+    },
+    "simple_spread_dqn": {
+        "run": "DQN",
+        "config": {
+            "env": "mpe2:simple_spread_v3",
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 4,
+            "min_sample_timesteps_per_iteration": 2000,
+            "buffer_size": 200_000,
+            "learning_starts": 5000,
+            "train_batch_size": 64,
+            "training_intensity": 8.0,
+            "lr": 5e-4,
+            "epsilon": [[0, 1.0], [40_000, 0.05]],
+            "model": {"fcnet_hiddens": [128, 128]},
+        },
+    },
+    "simple_spread_sac": {
+        "run": "SAC",
+        "config": {
+            "env": "mpe2:simple_spread_v3",
+            "env_config": {"continuous_actions": True},
+            "num_envs_per_worker": 1,
+            "rollout_fragment_length": 8,
+            "min_sample_timesteps_per_iteration": 1000,
+            "buffer_size": 200_000,
+            "learning_starts": 5000,
+            "random_timesteps": 1500,
+            "train_batch_size": 256,
+            "training_intensity": 64.0,
+            "lr": 5e-4,
+        },
+    },
+    "knights_archers_ppo": {
+        "run": "SyncPPO",
+        "config": {
+            "env": "pettingzoo.butterfly:knights_archers_zombies_v11",
+            "env_config": {"max_zombies": 10, "max_cycles": 900},
+            "num_workers": 0,
+            "num_envs_per_worker": 4,
+            "rollout_fragment_length": 256,
+            "model": {"fcnet_hiddens": [128, 128]},
+            "normalize_observations": True,
+            "num_sgd_iter": 4,
+            "sgd_minibatch_size": 512,
+            "lr": [[0, 5e-4], [300_000, 5e-5]],
+            "entropy_coeff": 0.01,
         },
     },
     "breakout_a3c": {
@@ -382,6 +461,31 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
+    "simple_spread_v3": Task(1_000_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
+    "simple_spread_v3, evaluated": Task(
+        100_000,
+        (
+            Cell("DQN, one shared policy", "simple_spread_dqn"),
+            Cell("SAC, one shared policy, continuous actions", "simple_spread_sac"),
+        ),
+        episodes=EVALUATION_EPISODES,
+    ),
+    # The return is the one of the hunters against random prey.
+    "simple_tag_v3": Task(
+        1_000_000,
+        (Cell("SyncPPO, two policies", "simple_tag_ppo"),),
+        episodes=EVALUATION_EPISODES,
+    ),
+    # The return is the share of games that are won against random play.
+    "connect_four_v3": Task(
+        1_000_000,
+        (Cell("SyncPPO, self-play", "connect_four_self_play"),),
+        episodes=400,
+        decimals=3,
+    ),
+    "knights_archers_zombies_v11": Task(
+        300_000, (Cell("SyncPPO, one shared policy", "knights_archers_ppo"),), decimals=1
+    ),
     "MinAtar/Breakout-v1, evaluated": Task(
         500_000,
         (
@@ -391,6 +495,51 @@ TASKS: dict[str, Task] = {
         episodes=EVALUATION_EPISODES,
     ),
 }
+
+
+def against_random(trainer: Any, games: int, seed: int) -> dict[str, Any]:
+    """Connect four: the share of games that `main` wins against random play, and against each of
+    its copies from earlier iterations."""
+    from polopt.tuned_examples.self_play import score
+
+    group = trainer.get_policy()
+    main = group.policies["main"]
+    past = {
+        name: score(main, one, games // 4, seed)
+        for name, one in group.policies.items()
+        if name != "main"
+    }
+    return {"return": score(main, None, games, seed), "against_its_past": past}
+
+
+def against_random_prey(trainer: Any, episodes: int, seed: int) -> dict[str, Any]:
+    """simple_tag: the mean of the summed returns of the hunters against random prey, and of random
+    hunters against the prey that was trained."""
+    import numpy as np
+    from mpe2 import simple_tag_v3
+
+    from polopt.tuned_examples.self_play import play
+
+    found = {}
+    env, policies = simple_tag_v3.env(), trainer.get_policy().policies
+    for key, trained in (("return", "hunters"), ("random_hunters", "prey"), ("random", "")):
+        rng, sums = np.random.default_rng(seed), []
+        players = {
+            agent: policies[trained]
+            if trained == ("hunters" if agent.startswith("adversary") else "prey")
+            else None
+            for agent in env.possible_agents
+        }
+        for _ in range(episodes):
+            returns = play(env, players, rng)
+            sums.append(sum(value for agent, value in returns.items() if agent != "agent_0"))
+        found[key] = float(np.mean(sums))
+    env.close()
+    return found
+
+
+#: Measures the return in another way than by evaluation.
+SCORES = {"connect_four_self_play": against_random, "simple_tag_ppo": against_random_prey}
 
 
 def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[str, Any]:
@@ -421,7 +570,9 @@ def train_example(name: str, seed: int, env_steps: int, episodes: int) -> dict[s
         mean = runners["episode_return_mean"] if enough else None
         over = clock.tick(result["num_env_steps_sampled_lifetime"], mean)
     found = clock.result()
-    if episodes:
+    if episodes and name in SCORES:
+        found |= SCORES[name](trainer, episodes, measuring.EVALUATION_SEED + seed)
+    elif episodes:
         evaluated = trainer.evaluate(episodes, seed=measuring.EVALUATION_SEED + seed)
         found["return"] = evaluated.episode_return_mean
     trainer.stop()
@@ -470,8 +621,8 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
         spread = "(one seed)"
         if len(returns) > 1:
             low, high = interval(returns)
-            spread = f"[{low:,.0f}, {high:,.0f}]"
-        line = f"| {cell.title} | {interquartile_mean(returns):,.0f} {spread} "
+            spread = f"[{low:,.{task.decimals}f}, {high:,.{task.decimals}f}]"
+        line = f"| {cell.title} | {interquartile_mean(returns):,.{task.decimals}f} {spread} "
         line += f"| {len(found)} | {median(run['seconds'] for run in found):,.0f} s |"
         if task.goal is not None:
             reached = sorted(steps_to(task.goal, run) for run in found)
@@ -520,32 +671,99 @@ def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> A
     return figure
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the page and then the figures from the stored runs. Figures need Chrome."""
-    lines, figures = [], {}
+def runs_of(name: str, store: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the stored runs of a task, by the source of the trainer."""
+    return {
+        cell.source: [
+            store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
+        ]
+        for cell in TASKS[name].cells
+    }
+
+
+def image_of(name: str) -> str:
+    """Returns the name of the file with the learning curves of a task."""
+    return "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the tables of the stored runs."""
+    lines = []
     for name, task in TASKS.items():
-        runs = {
-            cell.source: [
-                store[key] for seed in SEEDS if (key := f"{name}/{cell.source}/{seed}") in store
-            ]
-            for cell in task.cells
-        }
+        runs = runs_of(name, store)
         lines += table(name, task, runs)
         commits = sorted({run["commit"] for found in runs.values() for run in found})
         if commits:
             lines += [f"Commits: {', '.join(commits)}.", ""]
-        figure = figure_of(name, task, runs)
-        if figure is not None:
-            image = "task-" + re.sub(r"[^a-z0-9]+", "-", name.lower()) + ".png"
-            figures[image] = figure
-            lines += [f"![Learning curves of {name}](images/{image})", ""]
+            lines += [f"![Learning curves of {name}](images/{image_of(name)})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
     begin, end = "<!-- results -->\n", "<!-- end of results -->"
-    head, rest = PAGE.read_text().split(begin)
+    head, rest = text.split(begin)
     lines += [f"Last run: {facts or 'none'}.", ""]
-    PAGE.write_text(head + begin + "\n".join(lines) + end + rest.split(end)[1])
-    for image, figure in figures.items():
-        figure.write_image(IMAGES / image, scale=2)
+    text = head + begin + "\n".join(lines) + end + rest.split(end)[1]
+    marks = r"(<!-- validated: begin -->\n).*(\n<!-- validated: end -->)"
+    return re.sub(marks, lambda m: m[1] + "\n".join(validated()) + m[2], text, flags=re.DOTALL)
+
+
+def validated() -> list[str]:
+    """Returns the table of the tuned examples: how many seeds reached the goal, and how this was
+    measured. The texts `measured` of the examples say it."""
+    rows = []
+    for path in EXAMPLES.glob("*.yaml"):
+        example = yaml.safe_load(path.read_text())
+        said = example["measured"]
+        seeds = re.search(r"(\d+ of \d+) seeds", said)
+        after = re.search(r"after ([\d, and]+) steps", said) or re.search(r"([\d,]+) steps", said)
+        assert after, path
+        steps = [int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*\d", after[1])]
+        command = re.search(r"python benchmarks/\S+", said)
+        how = f"`{command[0].removeprefix('python ')}`" if command else ""
+        task = str(example["config"]["env"]).rpartition(":")[2]
+        cells = (
+            *(f"`{example['run']}`", f"`{path.stem}`", task, f"{example['goal']:,}"),
+            *(seeds[1] if seeds else "1 of 1", f"{median(steps):,.0f}", how),
+        )
+        rows.append(f"| {' | '.join(cells)} |")
+    order = {f"`{name}`": n for n, name in enumerate(PRESET_ORDER)}
+    rows.sort(key=lambda row: (order[row.split(" ")[1]], row))
+    head = "| preset | tuned example | task | goal | seeds | after steps | measured by |"
+    return [head, "|---|---|---|---:|---|---:|---|", *rows]
+
+
+def published(store: dict[str, Any]) -> str:
+    """Returns the results of tuned examples with all seeds, for `polopt reproduce`, as JSON with a
+    line for each."""
+    lines = []
+    for name, task in TASKS.items():
+        runs = runs_of(name, store)
+        for cell in task.cells:
+            example, found = EXAMPLES / f"{cell.source}.yaml", runs[cell.source]
+            if example.is_file() and len(found) == len(SEEDS):
+                one = {
+                    "example": cell.source,
+                    "preset": yaml.safe_load(example.read_text())["run"],
+                    "task": name,
+                    "env_steps": task.env_steps,
+                    "episodes": task.episodes,
+                    "seconds": round(median(run["seconds"] for run in found), 1),
+                    "commits": sorted({run["commit"] for run in found}),
+                    "returns": {
+                        str(seed): run["return"] for seed, run in zip(SEEDS, found, strict=True)
+                    },
+                }
+                lines.append(json.dumps(one))
+    return "[\n" + ",\n".join(lines) + "\n]\n"
+
+
+def write_page(store: dict[str, Any]) -> None:
+    """Writes the page, the file of `polopt reproduce` and then the figures from the stored runs.
+    Figures need Chrome."""
+    PAGE.write_text(page(store, PAGE.read_text()))
+    PUBLISHED.write_text(published(store))
+    for name, task in TASKS.items():
+        figure = figure_of(name, task, runs_of(name, store))
+        if figure is not None:
+            figure.write_image(IMAGES / image_of(name), scale=2)
 
 
 def main() -> None:

@@ -9,6 +9,8 @@ Each measurement is a process (`peers/<peer>/run.py`). polopt and each peer are 
 own virtual environment, which the first run makes. If a peer has several settings in a comparison,
 all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
 installed, fails, or does not end, its row has the reason, and the other rows are still measured.
+`benchmarks/results/suite.jsonl` holds the result of each turn, a line for each case. A case that is
+measured again replaces its line.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -26,10 +28,13 @@ from typing import Any
 from about import about
 from environments import CACHE, PEERS, PeerError, make_environment
 from processes import STARTUP_LIMIT_S, run
+from stored_runs import read_runs, write_runs
 from suite_cases import CASES, Case, Opponent
 from verdicts import Row, floor_row, learn_rows, markdown, rate_row
 
 ROOT = Path(__file__).resolve().parents[1]
+STORE = ROOT / "benchmarks/results/suite.jsonl"
+PAGE = ROOT / "docs/benchmarks.md"
 #: Marks around the table in a page.
 BEGIN, END = "<!-- make bench: begin -->", "<!-- make bench: end -->"
 
@@ -86,9 +91,9 @@ class Runner:
         return made
 
 
-def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
-    """Measures one case. Returns the rows for each opponent. If polopt's own rate has a goal, the
-    first row compares this rate with the goal."""
+def measure(case: Case, turns: int, runner: Runner) -> list[dict[str, Any]]:
+    """Measures one case. Returns polopt's side and then the fastest side of each opponent, as they
+    are stored."""
     ours = Side("polopt", case.ours)
     against = [
         (opponent, [Side(opponent.peer, name) for name in opponent.cases])
@@ -100,10 +105,53 @@ def measure(case: Case, turns: int, runner: Runner) -> list[Row]:
             for side in sides:
                 runner.turn(side, turn, case.kind)
             sides[:] = [best_of(sides)]
+    return [asdict(ours), *(asdict(side) for _, (side,) in against)]
+
+
+def rows_of(case: Case, sides: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Returns the rows of a measured case for each opponent. If polopt's own rate has a goal, the
+    first row compares this rate with the goal."""
+    ours, *theirs = (
+        Side(one["peer"], one["case"], {int(k): v for k, v in one["turns"].items()}, one["error"])
+        for one in sides
+    )
     rows = [floor_row(case, ours.turns)] if case.floor is not None else []
-    for opponent, (side,) in against:
+    for opponent, side in zip(case.opponents, theirs, strict=True):
         rows += compare(case, opponent, ours, side)
     return rows
+
+
+def page(store: Mapping[str, Any], text: str) -> str:
+    """Returns the text of a page whose table has the rows of the stored cases in place of their
+    former rows, and below the table the commit of each stored case.
+
+    Raises:
+        ValueError: the page does not have the marks.
+    """
+    before, begin, rest = text.partition(BEGIN)
+    table, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"the page has no {BEGIN} ... {END} for the table")
+    raw = "Raw results of each turn are in"
+    lines = [line for line in table.splitlines() if not line.startswith(raw)]
+    named = []
+    for case in CASES:
+        if case.name not in store:
+            continue
+        rows = rows_of(case, store[case.name]["sides"])
+        own = tuple(f"| {row.what} |" for row in rows)
+        places = [n for n, line in enumerate(lines) if line.startswith(own)]
+        last = max(n for n, line in enumerate(lines) if line.startswith("|"))
+        place = min(places, default=last + 1)
+        lines = [line for line in lines if not line.startswith(own)]
+        lines[place:place] = markdown(rows).splitlines()[2:]
+        named.append(f"`{case.name}` (commit {store[case.name]['commit']})")
+    if named:
+        while not lines[-1]:
+            lines.pop()
+        where = f"{raw} `benchmarks/results/suite.jsonl` for {', '.join(named)}."
+        lines += ["", where, ""]
+    return f"{before}{begin}{''.join(f'{line}{chr(10)}' for line in lines)}{end}{after}"
 
 
 def best_of(sides: Sequence[Side]) -> Side:
@@ -129,19 +177,6 @@ def compare(case: Case, opponent: Opponent, ours: Side, theirs: Side) -> list[Ro
     return [replace(row, note="; ".join(errors)) for row in rows] if errors else rows
 
 
-def write_into(page: Path, text: str) -> None:
-    """Replaces the text between the marks of a page.
-
-    Raises:
-        ValueError: the page does not have the marks.
-    """
-    before, begin, rest = page.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"{page} has no {BEGIN} ... {END} for the table")
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
-
-
 def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -154,13 +189,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--learning-seconds", type=float, default=120.0, help="limit for learning")
     parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")
     parser.add_argument("--python37", default="python3.7", help="for RLlib 0.8.5")
-    parser.add_argument("--out", type=Path, default=Path("results/bench.json"))
+    parser.add_argument("--out", type=Path, default=STORE, help="file of the results")
     parser.add_argument("--markdown", type=Path, help="a page to write the table into")
     return parser.parse_args()
 
 
 def main() -> int:
-    """Measures, prints a table and writes JSON."""
+    """Measures, stores, and prints a table."""
     args = parse()
     cases = [case for case in CASES if any(fnmatch(case.name, name) for name in args.only)]
     if not cases:
@@ -171,19 +206,19 @@ def main() -> int:
     os.sched_setaffinity(0, cores)  # every process that this process starts inherits the cores
     facts = {**about(), "pinned to cores": cores}
     command = " ".join(["python", "benchmarks/suite.py", *sys.argv[1:]])
-    args.out.parent.mkdir(parents=True, exist_ok=True)
+    store = read_runs(args.out)
     runner, rows = Runner(args), []
     for case in cases:
-        rows += measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
-        result = {"about": facts, "command": command, "rows": [row.as_dict() for row in rows]}
-        args.out.write_text(
-            json.dumps(result, indent=1)
-        )  # after each case, because a run takes long
+        sides = measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
+        store[case.name] = {"commit": facts["commit"], "command": command, "sides": sides}
+        store["about"] = facts
+        write_runs(args.out, store)  # after each case, because a run takes long
+        rows += rows_of(case, json.loads(json.dumps(sides)))
     words = ", ".join(f"{key} {value}" for key, value in facts.items())
     text = f"{markdown(rows)}\n\n{words}.\n\nCommand: `{command}`\n"
     print(text)
     if args.markdown:
-        write_into(args.markdown, text)
+        args.markdown.write_text(page(store, args.markdown.read_text()))
     return 0
 
 

@@ -44,7 +44,12 @@ def run(example: dict[str, Any], seed: int) -> dict[str, Any]:
 
 def return_of(example: dict[str, Any], result: dict[str, Any]) -> float:
     """Returns the return to compare with the goal: the return of evaluation, if the example
-    evaluates its policy, otherwise the return of training."""
+    evaluates its policy, otherwise the return of training. For an example that stops at a custom
+    metric, returns this metric."""
+    for key in example["stop"]:
+        if "/custom_metrics/" in key:
+            found = result["env_runners"].get("custom_metrics", {})
+            return float(found.get(key.rpartition("/")[2], "nan"))
     block = result["evaluation"] if "evaluation_interval" in example["config"] else result
     return float(block["env_runners"]["episode_return_mean"])
 

@@ -16,8 +16,10 @@ import typer
 
 from polopt import __version__
 from polopt.command_line.output import FAILED, RESULTS_DIR, bad_input, fail, say
+from polopt.command_line.reproduce import reproduce
 from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError
+from polopt.common.ray_names import QUIET_ENVIRONMENT
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -37,15 +39,6 @@ _NETWORK_OPTION = typer.Option(
     help="Class of the custom network, as module:Class or FILE.py:Class. Required if the network "
     "is not installed.",
 )
-#: Environment variables for Ray. They are set before Ray is imported, because Ray reads some of
-#: them at that time.
-_RAY_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # also turns off the notice about usage statistics
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # avoids a FutureWarning for each actor
-    "RAY_AIR_NEW_OUTPUT": "0",
-    "RAY_CHDIR_TO_TRIAL_DIR": "0",  # paths in `env_config` are relative to the current directory
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",
-}
 
 
 def _show_version(wanted: bool) -> None:
@@ -293,6 +286,7 @@ def list_(
                 say(f"  {name:<{width}}  {description}".rstrip())
 
 
+app.command("reproduce")(reproduce)
 for _add_on in add_ons():
     for _name, _command in _add_on.commands().items():
         app.command(_name)(_command)
@@ -300,7 +294,7 @@ for _add_on in add_ons():
 
 def main() -> None:
     """Entry point of the `polopt` command."""
-    os.environ.update(_RAY_ENVIRONMENT)
+    os.environ.update(QUIET_ENVIRONMENT)
     sys.unraisablehook = _unraisable
     app(prog_name="polopt")
 

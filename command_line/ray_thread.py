@@ -14,16 +14,14 @@ import psutil
 import ray
 
 from polopt.command_line.signals import StopSignals
+from polopt.common.ray_names import START_CONTROL_SERVICE
 from polopt.rollouts.transport.sockets import remove_files_of
 
 #: Time limits for starting and ending Ray, in seconds.
 _START_S = 300.0
 _END_S = 60.0
-#: Seconds to wait until the thread has left `_START_CONTROL_SERVICE`.
+#: Seconds to wait until the thread has left `START_CONTROL_SERVICE`.
 _CONTROL_SERVICE_S = 10.0
-#: The function of Ray that starts the control service. It waits up to 30 s for a file that the
-#: service writes, and no other thread of the process can run during this wait.
-_START_CONTROL_SERVICE = "start_gcs_server"
 #: Seconds in which Ray's processes may end by themselves after `ray.shutdown`.
 _LEFT_S = 1.0
 #: Seconds to wait until the kernel has ended the killed processes.
@@ -68,7 +66,7 @@ def ray_running(start: Callable[[], None], signals: StopSignals) -> Iterator[Non
         found = set(ended)
         while new := _descendants() - others - found:
             # If the control service is among them, the thread is in this function or has left it.
-            _wait_while_in(_START_CONTROL_SERVICE, idents)
+            _wait_while_in(START_CONTROL_SERVICE, idents)
             for process in new:
                 with suppress(psutil.NoSuchProcess):
                     process.suspend()

@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 from ray import tune
-from ray.tune.search.sample import Categorical, Domain, Float, Integer, Quantized
-from ray.tune.search.variant_generator import generate_variants
 
 from polopt.common.config import ConfigError, nearest_of, shown
+from polopt.common.ray_names import distributions, points
+
+_KINDS = distributions()
 
 #: Functions of `ray.tune` that a string in a config may call. The arguments of these functions are
 #: numbers, strings and lists.
@@ -55,7 +56,7 @@ def is_grid(value: Any) -> bool:
 
 def is_search(value: Any) -> bool:
     """Returns whether a value is, or contains, a grid or a distribution."""
-    if isinstance(value, Domain) or is_grid(value):
+    if isinstance(value, _KINDS.any) or is_grid(value):
         return True
     if isinstance(value, Mapping):
         return any(map(is_search, value.values()))
@@ -108,7 +109,7 @@ def _called(name: str, text: str, key: str) -> Any:
         arguments = [ast.literal_eval(one) for one in call.args]
         keywords = {str(one.arg): ast.literal_eval(one.value) for one in call.keywords}
         found = getattr(tune, name)(*arguments, **keywords)
-        if isinstance(found, Domain):
+        if isinstance(found, _KINDS.any):
             found.sample()
     except (ValueError, TypeError, SyntaxError, IndexError, OverflowError) as error:
         example = "[0.001, 0.01]" if name in ("choice", "grid_search") else "1, 10"
@@ -159,11 +160,11 @@ def configs_to_check(config: Mapping[str, Any]) -> Iterator[tuple[str, dict[str,
     yield from itertools.islice(_points(_chosen(config, {}, probes)), _MOST_CHECKED)
     for path, values in probes.items():
         for value in values[1:]:
-            yield next(_points(_chosen(config, {path: value}, probes)))
+            yield from itertools.islice(_points(_chosen(config, {path: value}, probes)), 1)
 
 
 def _points(space: Any) -> Iterator[tuple[str, dict[str, Any]]]:
-    for searched, spec in generate_variants({"config": space}):
+    for searched, spec in points({"config": space}):
         values = (f"{'.'.join(map(str, path[1:]))}={shown(v)}" for path, v in searched.items())
         yield ", ".join(values), spec["config"]
 
@@ -171,7 +172,7 @@ def _points(space: Any) -> Iterator[tuple[str, dict[str, Any]]]:
 def _probes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], list[Any]]:
     """Returns, for the path of each distribution, the values of this distribution to check. Leaves
     out distributions inside grids."""
-    if isinstance(value, Domain):
+    if isinstance(value, _KINDS.any):
         values = _extremes(value)
         return {path: values} if values else {}
     if is_grid(value):
@@ -185,17 +186,17 @@ def _probes(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], lis
     return found
 
 
-def _extremes(domain: Domain) -> list[Any]:
+def _extremes(domain: Any) -> list[Any]:
     sampler = domain.get_sampler()
-    if isinstance(domain, Categorical):
+    if isinstance(domain, _KINDS.categorical):
         return list(domain.categories)
-    if isinstance(domain, Integer):
-        reached = isinstance(sampler, Quantized)
+    if isinstance(domain, _KINDS.integer):
+        reached = isinstance(sampler, _KINDS.quantized)
         return [domain.lower, domain.upper if reached else domain.upper - 1]
-    if isinstance(domain, Float):
+    if isinstance(domain, _KINDS.floating):
         if not np.isfinite([domain.lower, domain.upper]).all():
             return [domain.sample()]
-        reached = isinstance(sampler, Quantized)
+        reached = isinstance(sampler, _KINDS.quantized)
         below = float(np.nextafter(domain.upper, -np.inf))
         return [domain.lower, domain.upper if reached else below]
     return []  # `tune.sample_from`

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ray.train import Checkpoint
+from ray.tune import Checkpoint
 from rich.console import Console
 
 from polopt.command_line.examples import Example, load_example

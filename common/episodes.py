@@ -22,6 +22,8 @@ class Episode(NamedTuple):
         done: whether the episode has ended.
         metrics: what `on_episode_end` returned for this episode.
         agent_returns: the return of each agent, by agent. Empty in an environment with one agent.
+        agent_policies: the name of the policy of each agent, by agent. Empty in an environment with
+            one agent.
         observation: the observation after the last step, as the environment returned it. The next
             step may overwrite its array, so a callback that keeps the observation copies it. With
             several agents, a dict with the observations of the agents. None if it is not known.
@@ -40,9 +42,19 @@ class Episode(NamedTuple):
     done: bool = True
     metrics: Mapping[str, float | Sequence[float]] = {}
     agent_returns: Mapping[Any, float] = {}
+    agent_policies: Mapping[Any, str] = {}
     observation: Any = None
     action: Any = None
     reward: float = 0.0
+
+    @property
+    def policy_returns(self) -> dict[str, float]:
+        """The sum of the returns of the agents of each policy that took part. RLlib calls it the
+        return of a module."""
+        returns: dict[str, float] = {}
+        for agent, name in self.agent_policies.items():
+            returns[name] = returns.get(name, 0.0) + self.agent_returns[agent]
+        return returns
 
 
 class EpisodeStats(NamedTuple):
@@ -53,11 +65,14 @@ class EpisodeStats(NamedTuple):
         returns: the undiscounted sums of rewards `[E]`.
         lengths: the lengths in environment steps `[E]`.
         agents: the return of each agent, by agent. Empty in environments with one agent.
+        policies: the return of each policy, by name (see `Episode.policy_returns`). Empty in
+            environments with one agent.
     """
 
     returns: Sequence[float] = ()
     lengths: Sequence[int] = ()
     agents: Sequence[Mapping[Any, float]] = ()  # [E] or []
+    policies: Sequence[Mapping[str, float]] = ()  # [E] or []
 
     @classmethod
     def of(cls, episodes: Sequence[Episode]) -> EpisodeStats:
@@ -66,6 +81,7 @@ class EpisodeStats(NamedTuple):
             [one.episode_return for one in episodes],
             [one.episode_len for one in episodes],
             [one.agent_returns for one in episodes if one.agent_returns],
+            [one.policy_returns for one in episodes if one.agent_returns],
         )
 
     @classmethod
@@ -78,4 +94,5 @@ class EpisodeStats(NamedTuple):
             [value for part in parts for value in part.returns],
             [value for part in parts for value in part.lengths],
             [value for part in parts for value in part.agents],
+            [value for part in parts for value in part.policies],
         )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
+
+from polopt.common.ray_names import registered
 
 
 def share(name: str, value: Callable[..., Any]) -> None:
@@ -15,7 +16,7 @@ def share(name: str, value: Callable[..., Any]) -> None:
         name: a name that no environment of the user has.
         value: a class or function. It is pickled in this call.
     """
-    from ray.tune.registry import register_env  # imports Tune, which takes seconds
+    from ray.tune import register_env  # imports Tune, which takes seconds
 
     register_env(name, value)
 
@@ -24,23 +25,10 @@ def shared(name: str) -> Callable[..., Any] | None:
     """Returns the value that `share` or the user's `register_env` registered under a name. Returns
     None if the name is not registered, or if this process has not imported Tune. Tune's registry
     has no public function for this."""
-    return _registered("env_creator", name)
+    return registered("env_creator", name)
 
 
 def registered_trainable(name: str) -> Callable[..., Any] | None:
     """Returns the trainable that is registered under a name, or None if the name is not registered.
     For an unknown name, Tune's public function would import RLlib and register its algorithms."""
-    return _registered("trainable_class", name)
-
-
-def _registered(category: str, name: str) -> Callable[..., Any] | None:
-    # Tune is imported in its trials, and in drivers that registered a name. Other processes find no
-    # names.
-    registry = sys.modules.get("ray.tune.registry")
-    if registry is None:
-        return None
-    known = registry._global_registry
-    if not known.contains(category, name):
-        return None
-    value: Callable[..., Any] = known.get(category, name)
-    return value
+    return registered("trainable_class", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -82,8 +83,7 @@ def panels(folder: Path, selection: Selection) -> list[Panel]:
         Panel(
             "paragraph",
             "For a paper",
-            columns=("paragraph",),
-            rows=[(report["paragraph"],)],
+            note=report["paragraph"],
             wide=True,
         ),
     ]
@@ -108,7 +108,8 @@ def _looks(report: Mapping[str, Any]) -> Panel:
         marker={"size": 1}, mode="lines", line={"dash": "dot", "color": "gray"}, showlegend=True,
         hover="%{y:.2g} decides, or less with several pairs",
     )  # fmt: skip
-    figure.update_yaxes(type="log")
+    lowest = min([rules.level_of_look, *(p for one in report["pairs"] for p in one["p_values"])])
+    figure.update_yaxes(type="log", range=[math.log10(lowest / 2), math.log10(1.2)], dtick=1)
     help_ = (
         "The p-value of each pair at each look. At or below the dotted line, a pair of two "
         "variants is decided. With more variants, the first differences need smaller p-values."
@@ -127,6 +128,7 @@ def _scores(files: ComparisonFiles, plan: Mapping[str, Any]) -> Panel:
             text=[f"seed {one.seed}{', added by hand' * one.added}" for one in found],
             hover="%{text}<br>%{x:,.7~r}",
         )  # fmt: skip
+    figure.update_yaxes(autorange="reversed")  # the order of the table
     return Panel("scores", "Scores", "A point for each seed that has a score.", figure=figure)
 
 

@@ -157,7 +157,7 @@ def _show(panel: Panel, tab: str) -> None:
         names = _unique(panel.columns)
         table = {name: [row[i] for row in panel.rows] for i, name in enumerate(names)}
         st.dataframe(table, hide_index=True, key=f"{tab}-{panel.key}")
-    else:
+    elif panel.missing:
         st.info(_plain(panel.missing), icon=":material/info:")
 
 

@@ -82,7 +82,7 @@ const draw = (id, figure) => {
 {% for row in panel.rows %}<tr>
 {% for cell in row %}<td>{{ "" if cell is none else cell }}</td>{% endfor %}</tr>
 {% endfor %}</table></div>
-{% else %}<p><em>{{ panel.missing }}</em></p>{% endif %}
+{% elif panel.missing %}<p><em>{{ panel.missing }}</em></p>{% endif %}
 </section>
 {% endfor %}</div>
 {% endfor %}</body></html>

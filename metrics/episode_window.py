@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,8 @@ NUMBERS = (
 AGENT_NUMBERS = declare(f"""
     agent_episode_returns_mean/<agent> (return, metric=): mean return of the agent in the last
         {WINDOW} episodes in which it took part
+    module_episode_returns_mean/<policy> (return, metric=): mean return of the policy in the last
+        {WINDOW} episodes in which it took part. Its return is the sum over its agents
 """)
 
 
@@ -76,7 +78,8 @@ class EpisodeWindow:
     def __init__(self, window: int = WINDOW) -> None:
         self._returns: deque[float] = deque(maxlen=window)
         self._lengths: deque[int] = deque(maxlen=window)
-        self._of_agents: dict[str, deque[float]] = {}
+        # By the first part of the result key, and by agent or policy.
+        self._parts: dict[str, dict[str, deque[float]]] = {"agent": {}, "module": {}}
         self._sum_since_report, self._count_since_report = 0.0, 0
         self.lifetime = 0
 
@@ -88,10 +91,12 @@ class EpisodeWindow:
         self._sum_since_report += sum(returns)
         self._count_since_report += len(returns)
         self.lifetime += len(returns)
-        for of_agents in episodes.agents:
-            for agent, total in of_agents.items():
-                window = self._of_agents.setdefault(str(agent), deque(maxlen=self._returns.maxlen))
-                window.append(total)
+        for kind, of_episodes in (("agent", episodes.agents), ("module", episodes.policies)):
+            windows = self._parts[kind]
+            for one in of_episodes:
+                for name, total in one.items():
+                    window = windows.setdefault(str(name), deque(maxlen=self._returns.maxlen))
+                    window.append(total)
 
     def report(self) -> dict[str, Any]:
         """Returns the statistics, and resets the statistics since the last report.
@@ -108,12 +113,23 @@ class EpisodeWindow:
             "episode_return_mean_since_report": total / count if count else math.nan,
             "num_episodes": count,
             "num_episodes_lifetime": self.lifetime,
-            **self._report_agents(),
+            **self.report_agents(),
         }
 
-    def _report_agents(self) -> dict[str, dict[str, float]]:
-        means = {agent: sum(window) / len(window) for agent, window in self._of_agents.items()}
-        return {"agent_episode_returns_mean": means} if means else {}
+    def report_agents(self) -> dict[str, dict[str, float]]:
+        """Returns the means of `AGENT_NUMBERS`. Empty in environments with one agent."""
+        return {
+            f"{kind}_episode_returns_mean": {
+                name: sum(window) / len(window) for name, window in windows.items()
+            }
+            for kind, windows in self._parts.items()
+            if windows
+        }
+
+    def keep_policies(self, names: Collection[str]) -> None:
+        """Drops the returns of all policies except these."""
+        kept = self._parts["module"]
+        self._parts["module"] = {name: kept[name] for name in names if name in kept}
 
     def get_state(self) -> dict[str, object]:
         """Returns the window and the number of episodes of the run, serialisable as JSON."""
@@ -121,7 +137,8 @@ class EpisodeWindow:
             "returns": list(self._returns),
             "lengths": list(self._lengths),
             "lifetime": self.lifetime,
-            "agents": {agent: list(window) for agent, window in self._of_agents.items()},
+            "agents": {name: list(window) for name, window in self._parts["agent"].items()},
+            "policies": {name: list(window) for name, window in self._parts["module"].items()},
         }
 
     def set_state(self, state: dict[str, object]) -> None:
@@ -131,10 +148,11 @@ class EpisodeWindow:
         self._returns.extend(state["returns"])  # type: ignore[arg-type]
         self._lengths.extend(state["lengths"])  # type: ignore[arg-type]
         self.lifetime = int(state["lifetime"])  # type: ignore[call-overload]
-        agents: Any = state.get("agents", {})  # not in older states
-        self._of_agents = {
-            agent: deque(window, maxlen=self._returns.maxlen) for agent, window in agents.items()
-        }
+        for kind, key in (("agent", "agents"), ("module", "policies")):
+            saved: Any = state.get(key, {})  # not in older states
+            self._parts[kind] = {
+                name: deque(window, maxlen=self._returns.maxlen) for name, window in saved.items()
+            }
 
 
 @np.errstate(all="ignore")

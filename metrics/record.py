@@ -79,7 +79,8 @@ class Record:
         timing: decisions in the call that depended on timing. The recording of a run contains them.
             `steps` is the length of each fragment, and is present if a fragment ended early. `sums`
             is the number of all-reduce sums that were completed before the group broke. `below` is
-            the recording of the calls that this process made to workers below it.
+            the recording of the calls that this process made to workers below it. `leaves` is True
+            if the process has got SIGTERM, and expects to be replaced.
         num_fragments: number of fragments sampled in this call so far, including fragments that
             were not finite. Exists only in the worker.
     """

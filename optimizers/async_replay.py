@@ -18,6 +18,8 @@ import numpy as np
 import pydantic
 
 from polopt.common.config import Automatic, ConfigError
+from polopt.common.multi_agent_batch import MultiAgentBatch
+from polopt.common.sample_batch import SampleBatch
 from polopt.metrics.lag import AgeHistogram, DoublingHistogram, distribution
 from polopt.metrics.number import declare
 from polopt.metrics.optimizer_stats import StepResult
@@ -34,8 +36,9 @@ from polopt.optimizers.replay_shards import (
     forget,
     set_priorities,
 )
-from polopt.policies.policy_group import GroupConfig
+from polopt.policies.policy_group import DEFAULT_POLICY, GroupConfig, PolicyGroup, learning
 from polopt.replay.n_step import windows_of
+from polopt.replay.policy_buffers import PolicyLimiters, PolicyRows
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.rollouts.resources import Amount
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -161,11 +164,13 @@ class Task(NamedTuple):
         sampler: index of the worker that samples the fragment. 0 for `batch` and `updated`.
         rows: number of rows of the fragment. Before the fragment is sampled, this is the largest
             number of rows that it can have. 0 for `batch` and `updated`.
+        policy: name of the policy that learns from the batch. Empty for other kinds.
     """
 
     kind: str
     sampler: int = 0
     rows: int = 0
+    policy: str = ""
 
 
 def _num_drawing(tasks: list[Task]) -> int:
@@ -173,9 +178,9 @@ def _num_drawing(tasks: list[Task]) -> int:
     return sum(task.kind == "batch" for task in tasks)
 
 
-def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Fragment:
+def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Any:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
-    priorities of its rows with the same weights.
+    priorities of its rows with the same weights. See `Fragment` for the return value.
 
     The priority of a row depends on its window, which is the steps of the row's n-step return. The
     windows of the last `n_step - 1` steps can end in the next fragment. So the sampler keeps these
@@ -183,22 +188,34 @@ def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities:
     this fragment, the sampler never sends these priorities.
     """
     worker.set_weights(weights)
-    batch = worker.next_batch()
+    batch: Any = worker.next_batch()
+    if not isinstance(batch, MultiAgentBatch):
+        return _with_priorities(worker, "", worker.policy, batch, with_priorities)
+    fragments = {}
+    for name, policy in learning(worker.policy).items():
+        part = batch.parts[name]
+        part.worker_index = batch.worker_index
+        fragments[name] = _with_priorities(worker, name, policy, part, with_priorities)
+    return fragments
+
+
+def _with_priorities(
+    worker: RolloutWorker, name: str, policy: Any, batch: SampleBatch, with_priorities: bool
+) -> Fragment:
     if not with_priorities:
         return Fragment(batch, None)
     with worker.phase("prioritize"):
-        options: Any = worker.policy.config
-        before = worker.state.get("last_steps")
+        options, last_steps = policy.config, worker.state.setdefault("last_steps", {})
+        before = last_steps.get(name)
         joined = batch
         if before is not None and before.next_place == batch.place:
             joined = join_in_time(before, batch)
         windows = windows_of(joined, options.gamma, options.n_step)
         priorities = np.full(joined.shape, np.nan)
-        policy: Any = worker.policy
         if windows.complete.any():
             priorities[windows.complete] = policy.td_errors(windows.rows)
         length = joined.shape[0]
-        worker.state["last_steps"] = joined.steps(max(0, length - options.n_step + 1), length)
+        last_steps[name] = joined.steps(max(0, length - options.n_step + 1), length)
     return Fragment(batch, priorities)
 
 
@@ -253,7 +270,7 @@ class AsyncReplay(ReplayOptimizer):
 
     def __init__(self, workers: WorkerSet, config: OptimizerConfig) -> None:
         super().__init__(workers, config)
-        self.limiter = self._new_limiter()
+        self._begin_limiters()
         self.shards = ReplayShards(workers, self.config)
         self.calls.include(self.shards)
         self.calls.per_worker = _MOST_CALLS
@@ -269,9 +286,17 @@ class AsyncReplay(ReplayOptimizer):
         # The share of the samplers that have no request, and the time when it was measured.
         self._idle = 0.0, workers.clock()
 
-    def _new_limiter(self) -> RateLimiter:
+    def _begin_limiters(self) -> None:
+        """Makes a rate limiter for each policy that learns."""
         config = self.workers.config
-        return self.config.limiter(config.rollout, config.policy, config.num_agents)
+        self._limiters: dict[str, RateLimiter] = {
+            name: self.config.limiter(config.rollout, one, config.num_agents)
+            for name, one in learning(config.policy).items()
+        }
+        several = isinstance(config.policy, GroupConfig)
+        self.limiter: Any = (
+            PolicyLimiters(self._limiters) if several else self._limiters[DEFAULT_POLICY]
+        )
 
     @classmethod
     def check(cls, rollout: RolloutConfig, config: Any) -> None:
@@ -291,14 +316,8 @@ class AsyncReplay(ReplayOptimizer):
 
     @classmethod
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Checks that there is one policy, and that the limits are large enough for the rows of all
-        agents. Also checks what `ReplayOptimizer.check_spaces` checks."""
-        if isinstance(worker_config.policy, GroupConfig):
-            raise ConfigError(
-                "optimizer 'async_replay' with several policies: its shards hold the rows of one "
-                "policy. Allowed: optimizer 'sync_replay', or one policy for all agents, without "
-                "the option 'policies'"
-            )
+        """Checks that the limits are large enough for the rows of all agents. Also checks what
+        `ReplayOptimizer.check_spaces` checks."""
         config.check_limits(worker_config.rollout, worker_config.num_agents)
         super().check_spaces(worker_config, config)
 
@@ -319,19 +338,21 @@ class AsyncReplay(ReplayOptimizer):
             with self.timers["request"]:
                 self._store(reply)
         elif kind == "stored" and not reply.worker.removed:
-            self.limiter.inserted(reply.value.num_rows)
-            self.shards.note(reply.worker, reply.value.report)
+            for name, rows in reply.value.num_rows.items():
+                self._limiters[name].inserted(rows)
+            self.shards.note(reply.worker, reply.value.reports)
         elif kind == "updated":
             self.shards.note(reply.worker, reply.value)
         elif kind == "batch":
             with self.timers["fetch"]:
                 batch = self._fetch(reply)
             if batch is not None:
+                name = reply.tag.policy
                 with self.timers["learn"]:
-                    errors = self.learn_transitions(batch.rows)
-                self.limiter.learned(batch.rows.num_rows)
+                    errors = self._learn(name, batch.rows)
+                self._limiters[name].learned(batch.rows.num_rows)
                 with self.timers["request"]:
-                    self._send_priorities(reply.worker, batch.rows.indices, errors)
+                    self._send_priorities(reply.worker, name, batch.rows.indices, errors)
         return self.metrics.counts_since(before)
 
     # ---- requests -------------------------------------------------------------------------------
@@ -342,7 +363,8 @@ class AsyncReplay(ReplayOptimizer):
         if not self.shards.started:
             self.shards.up()
         if self.shards.drop_lost():
-            self.limiter.set_size(self.shards.num_rows)
+            for name, limiter in self._limiters.items():
+                limiter.set_size(self.shards.num_rows(name))
 
     def _request_fragments(self, tasks: list[Task]) -> None:
         """Requests as many fragments as the rate limiter, `max_requests_in_flight_per_worker` and
@@ -353,7 +375,8 @@ class AsyncReplay(ReplayOptimizer):
         rows = self.config.rows_of_fragment(config.rollout, config.num_agents)
         requested = Counter(task.sampler for task in tasks if task.kind == "fragment")
         under_way = requested + Counter(task.sampler for task in tasks if task.kind == "stored")
-        ahead = sum(task.rows for task in tasks)
+        ahead = sum(task.rows for task in tasks)  # of all policies, so at most this for each
+        limiters = self._limiters.values()
         while free := [
             sampler
             for sampler in samplers
@@ -361,7 +384,7 @@ class AsyncReplay(ReplayOptimizer):
             and under_way[sampler.index] < self.config.most_fragments
         ]:
             # Without the rows that are missing, the learner could never lower the credit.
-            if ahead >= self.limiter.missing and not self.limiter.can_insert(ahead + rows):
+            if any(ahead >= one.missing and not one.can_insert(ahead + rows) for one in limiters):
                 break
             sampler = min(free, key=lambda s: (under_way[s.index], self._requested[s.index]))
             task = Task("fragment", sampler.index, rows)
@@ -378,22 +401,23 @@ class AsyncReplay(ReplayOptimizer):
         self._note_idle(idle / len(samplers))
 
     def _request_batches(self, tasks: list[Task]) -> int:
-        """Requests as many batches in advance as `prefetch_batches` and the rate limiter allow.
+        """Requests as many batches in advance as `prefetch_batches` and the rate limiters allow.
         Returns the number of batches that were requested and not fetched yet."""
         size = self.config.train_batch_size
-        drawing = _num_drawing(tasks)
-        while drawing < self.config.prefetch_batches:
-            if not self.limiter.can_learn((drawing + 1) * size):
-                break
-            shard = self.shards.next_to_draw()
-            if shard is None:
-                break
-            large = self._batch_bytes > REFERENCE_BYTES
-            task = Task("batch")
-            self.calls.send(shard, draw, size, self.beta, tag=task, by_reference=large)
-            self._num_draws += 1
-            drawing += 1
-        return drawing
+        drawing = Counter(task.policy for task in tasks if task.kind == "batch")
+        for name, limiter in self._limiters.items():
+            while drawing[name] < self.config.prefetch_batches:
+                if not limiter.can_learn((drawing[name] + 1) * size):
+                    break
+                shard = self.shards.next_to_draw(name)
+                if shard is None:
+                    break
+                large = self._batch_bytes > REFERENCE_BYTES
+                task = Task("batch", policy=name)
+                self.calls.send(shard, draw, name, size, self.beta, tag=task, by_reference=large)
+                self._num_draws += 1
+                drawing[name] += 1
+        return drawing.total()
 
     @property
     def beta(self) -> float:
@@ -444,20 +468,27 @@ class AsyncReplay(ReplayOptimizer):
         except ChannelError:  # the shard has died, and the next call to it will fail
             return None
         self._num_learned += 1
-        self.shards.note(reply.worker, batch.report)
+        self.shards.note(reply.worker, batch.reports)
         self.row_ages.add(batch.ages * self.config.num_replay_shards)
         if self.config.prioritized_replay:
             self.priority_lag.add(np.maximum(self.policy.version - batch.priority_versions, 0))
         return batch
 
+    def _learn(self, name: str, rows: Any) -> np.ndarray:
+        """Learns from a batch of one policy. Returns the TD errors `[B]`."""
+        if not isinstance(self.policy, PolicyGroup):
+            return self.learn_transitions(rows)
+        errors: np.ndarray = self.learn_transitions(PolicyRows({name: rows}))[name]
+        return errors
+
     def _send_priorities(
-        self, shard: WorkerHandle, indices: np.ndarray, errors: np.ndarray
+        self, shard: WorkerHandle, name: str, indices: np.ndarray, errors: np.ndarray
     ) -> None:
         """Sends the TD errors `[B]` of rows, as new priorities, to the shard that drew these rows.
-        Does nothing without prioritized replay, or if the shard has been replaced."""
-        if self.config.prioritized_replay and not shard.removed:
+        Does nothing without prioritized replay, or if the shard has been replaced or leaves."""
+        if self.config.prioritized_replay and shard.up:
             self._priorities.append((float(errors.mean()), float(errors.max())))
-            args = indices, errors, self.policy.version
+            args = name, indices, errors, self.policy.version
             self.calls.send(shard, set_priorities, *args, tag=Task("updated"))
 
     def _note_idle(self, share: float) -> None:
@@ -481,7 +512,7 @@ class AsyncReplay(ReplayOptimizer):
     # ---- results and state ----------------------------------------------------------------------
 
     def extra_stats(self) -> dict[str, Any]:
-        waiting, reports = _num_drawing(self._tasks()), self.shards.reports.values()
+        waiting, reports = _num_drawing(self._tasks()), self.shards.totals()
         priorities = np.array(self._priorities or [(np.nan, np.nan)])
         self._priorities.clear()
         return {
@@ -489,7 +520,7 @@ class AsyncReplay(ReplayOptimizer):
             "training_credit": float(self.limiter.credit),
             "error_buffer": self.limiter.error_buffer,
             "buffer_fill": sum(r.fill for r in reports) / self.config.num_replay_shards,
-            "buffer_rows": self.shards.num_rows,
+            "buffer_rows": sum(report.num_rows for report in reports),
             "buffer_bytes": sum(report.buffer_bytes for report in reports),
             "row_age": self.row_ages.report(),
             "priority_lag": self.priority_lag.report(),
@@ -512,7 +543,7 @@ class AsyncReplay(ReplayOptimizer):
         intensity does not count the rows that are sampled until then."""
         super().set_state(state)
         self._num_draws = self._num_learned = 0
-        self.limiter = self._new_limiter()
+        self._begin_limiters()
         self.restore_limiter(state)
         for shard, seed in self.shards.forget_all().items():
             self.calls.send(shard, forget, seed, tag=Task("updated"))

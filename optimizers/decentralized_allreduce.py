@@ -302,7 +302,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         round, also counts the learning, and sets the weights of the driver's policy if a rank sent
         its weights."""
         self.calls.count(sorted(sampled, key=lambda reply: reply.order))
-        lost = any(handle.removed for handle in self.group.ranks)
+        lost = len(learned) < len(self.group.ranks)
         if lost or self.group.broken or any(reply.value.broken for reply in learned):
             # The rest of this round is lost, and learning in this round is not counted. The updates
             # that ranks have made are not lost, because the new group starts from the latest

@@ -15,7 +15,7 @@ from polopt.metrics.number import declare
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.learning.weight_updater import Updates
-from polopt.policies.policy_group import PolicyGroup
+from polopt.policies.policy_group import learning
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.replay.row_store import ColumnSpec, check_size
@@ -189,11 +189,10 @@ class ReplayOptimizer(PolicyOptimizer):
 
     @classmethod
     def check_spaces(cls, worker_config: WorkerConfig, config: Any) -> None:
-        """Checks that the full buffers of all policies fit into the free memory."""
+        """Checks that the full buffers of all policies that learn fit into the free memory."""
         spaces = worker_config.observation_space, worker_config.action_space
         policy = worker_config.policy_class(*spaces, worker_config.policy)
-        policies = policy.policies.values() if isinstance(policy, PolicyGroup) else [policy]
-        nbytes = sum(config.make_buffer(one).nbytes for one in policies)
+        nbytes = sum(config.make_buffer(one).nbytes for one in learning(policy).values())
         check_size(nbytes, "buffer_size", config.buffer_size)
 
     def learn_transitions(self, rows: Any) -> np.ndarray:

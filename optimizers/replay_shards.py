@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +17,7 @@ import numpy as np
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.metrics.number import Number, declare
+from polopt.policies.policy_group import DEFAULT_POLICY, learning
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.call_runner import CallRunner
@@ -25,7 +26,7 @@ from polopt.rollouts.workers.worker_handle import WorkerHandle
 from polopt.rollouts.workers.worker_set import WorkerSet
 
 #: The names of kinds of failures in result keys.
-_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments")
+_FAILURES = ("deaths", "hangs", "exceptions", "lost_arguments", "preemptions")
 _PHASES = ("insert", "draw", "prioritize", "other")
 #: The numbers of `ReplayShards.extra_stats`.
 NUMBERS = (
@@ -35,6 +36,8 @@ NUMBERS = (
         num_replay_shard_deaths (failures, total): failures of shards of the kind `death`
         num_replay_shard_hangs (failures, total): failures of shards of the kind `hang`
         num_replay_shard_exceptions (failures, total): failures of shards of the kind `exception`
+        num_replay_shard_preemptions (shards, total): shards that left because their node or their
+            process had announced its end. Their rows are lost
         num_replay_shard_lost_arguments (fragments, total): fragments that were lost with their
             sampler
         last_replay_shard_failure (text): message of the last failure of a shard
@@ -53,7 +56,8 @@ NUMBERS = (
 
 
 class Fragment(NamedTuple):
-    """A fragment that a sampler makes for its shard.
+    """A fragment that a sampler makes for its shard. With several policies, the sampler makes a
+    dict with the fragment of each policy that learns.
 
     Attributes:
         batch: the fragment `[T, N]`.
@@ -68,7 +72,8 @@ class Fragment(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The report of a shard about its buffer. Each answer of a shard contains a report.
+    """The report of a shard about the buffer of a policy. Each answer of a shard contains a report
+    for each policy.
 
     Attributes:
         num_rows: number of rows that the shard holds.
@@ -86,12 +91,19 @@ class Report(NamedTuple):
     weight: float = 0.0
     num_gaps: int = 0
 
+    @classmethod
+    def sum(cls, reports: Collection[Report]) -> Report:
+        """Returns the sums over the buffers of several policies, and the mean of `fill`."""
+        total = cls(*map(sum, zip(*reports, strict=True)))
+        return total._replace(fill=total.fill / len(reports))
+
 
 class Stored(NamedTuple):
-    """The return value of `add`: the number of transitions that were stored, and the report."""
+    """The return value of `add`: the number of transitions that were stored and the report, for
+    each policy."""
 
-    num_rows: int
-    report: Report
+    num_rows: dict[str, int]
+    reports: dict[str, Report]
 
 
 class Batch(NamedTuple):
@@ -101,33 +113,33 @@ class Batch(NamedTuple):
         rows: the B rows that were drawn.
         ages: for each row, the number of rows that the shard has stored after this row.
         priority_versions: for each row, the version of the weights that computed its priority.
-        report: the report of the shard.
+        reports: the report for each policy.
     """
 
     rows: Transitions
     ages: np.ndarray  # [B] int64
     priority_versions: np.ndarray  # [B] int64
-    report: Report
+    reports: dict[str, Report]
 
 
 class ReplayShard(CallRunner):
-    """Holds a part of the rows of a run, in its own process.
+    """Holds a part of the rows of a run, in its own process. Each policy has its own buffer.
 
     Args:
-        make: a function that returns an empty buffer for a seed.
+        make: for each policy, a function that returns an empty buffer for a seed.
         seed: seed of the draws.
         control: see `CallRunner`.
         clock: see `CallRunner`.
 
     Attributes:
-        buffer: the buffer with the rows.
-        priority_versions: for each place in the buffer `[capacity]`, the version of the weights
-            that computed the priority of the row in this place.
+        buffers: the buffer with the rows of each policy, by name.
+        priority_versions: for each place in the buffer of a policy `[capacity]`, the version of the
+            weights that computed the priority of the row in this place.
     """
 
     def __init__(
         self,
-        make: Callable[[Any], ReplayBuffer],
+        make: Mapping[str, Callable[[Any], ReplayBuffer]],
         seed: list[int],
         control: Any = None,
         clock: Callable[[], float] = time.monotonic,
@@ -138,62 +150,73 @@ class ReplayShard(CallRunner):
 
     def restart(self, seed: list[int]) -> None:
         """Drops all rows, and seeds the draws anew."""
-        self.buffer = self.make(np.random.SeedSequence(seed))
-        self.priority_versions = np.zeros(self.buffer.capacity, dtype=np.int64)
+        draws = np.random.SeedSequence(seed)
+        self.buffers = {
+            name: make(draws if place == 0 else draws.spawn(1)[0])
+            for place, (name, make) in enumerate(self.make.items())
+        }
+        self.priority_versions = {
+            name: np.zeros(buffer.capacity, dtype=np.int64) for name, buffer in self.buffers.items()
+        }
 
-    def report(self) -> Report:
-        """Returns the current report of this shard."""
-        buffer = self.buffer
-        return Report(
-            buffer.num_rows,
-            min(buffer.end, buffer.capacity) / buffer.capacity,
-            buffer.nbytes,
-            buffer.total_weight,
-            buffer.num_gaps,
-        )
+    def reports(self) -> dict[str, Report]:
+        """Returns the current report for each policy."""
+        return {
+            name: Report(
+                buffer.num_rows,
+                min(buffer.end, buffer.capacity) / buffer.capacity,
+                buffer.nbytes,
+                buffer.total_weight,
+                buffer.num_gaps,
+            )
+            for name, buffer in self.buffers.items()
+        }
 
 
-def add(shard: ReplayShard, fragment: Fragment) -> Stored:
+def add(shard: ReplayShard, made: Fragment | dict[str, Fragment]) -> Stored:
     """Runs in a shard: stores a fragment with the priorities that the sampler has computed. If a
     gap in the sampler's stream of fragments cuts off the window of a row, this row gets the largest
     priority so far."""
-    buffer, batch = shard.buffer, fragment.batch
-    begin = buffer.end
+    fragments = made if isinstance(made, dict) else {DEFAULT_POLICY: made}
+    counts = {}
     with shard.phase("insert"):
-        num_rows = buffer.add(batch, fragment.priorities)
-        places = np.arange(begin, buffer.end) % buffer.capacity
-        shard.priority_versions[places] = batch.version
-    return Stored(num_rows, shard.report())
+        for name, fragment in fragments.items():
+            buffer = shard.buffers[name]
+            begin = buffer.end
+            counts[name] = buffer.add(fragment.batch, fragment.priorities)
+            places = np.arange(begin, buffer.end) % buffer.capacity
+            shard.priority_versions[name][places] = fragment.batch.version
+    return Stored(counts, shard.reports())
 
 
-def draw(shard: ReplayShard, num_rows: int, beta: float) -> Batch:
-    """Runs in a shard: draws a batch of `num_rows` rows. `beta` is the exponent of the importance
-    weights."""
-    buffer = shard.buffer
+def draw(shard: ReplayShard, name: str, num_rows: int, beta: float) -> Batch:
+    """Runs in a shard: draws a batch of `num_rows` rows of the policy `name`. `beta` is the
+    exponent of the importance weights."""
+    buffer = shard.buffers[name]
     with shard.phase("draw"):
         buffer.beta = buffer.final_beta = beta
         rows = buffer.sample(num_rows)
-        versions = shard.priority_versions[rows.indices % buffer.capacity]
-    return Batch(rows, buffer.end - 1 - rows.indices, versions, shard.report())
+        versions = shard.priority_versions[name][rows.indices % buffer.capacity]
+    return Batch(rows, buffer.end - 1 - rows.indices, versions, shard.reports())
 
 
 def set_priorities(
-    shard: ReplayShard, indices: np.ndarray, priorities: np.ndarray, version: int
-) -> Report:
-    """Runs in a shard: sets the new priorities `[B]` of the rows of a batch. Skips rows that were
-    overwritten after the batch was drawn."""
-    buffer = shard.buffer
+    shard: ReplayShard, name: str, indices: np.ndarray, priorities: np.ndarray, version: int
+) -> dict[str, Report]:
+    """Runs in a shard: sets the new priorities `[B]` of the rows of a batch of the policy `name`.
+    Skips rows that were overwritten after the batch was drawn."""
+    buffer = shard.buffers[name]
     with shard.phase("prioritize"):
         buffer.update_priorities(indices, priorities)
         kept = indices[indices >= buffer.end - buffer.capacity]
-        shard.priority_versions[kept % buffer.capacity] = version
-    return shard.report()
+        shard.priority_versions[name][kept % buffer.capacity] = version
+    return shard.reports()
 
 
-def forget(shard: ReplayShard, seed: list[int]) -> Report:
+def forget(shard: ReplayShard, seed: list[int]) -> dict[str, Report]:
     """Runs in a shard: drops all rows. The driver calls this function after a restore."""
     shard.restart(seed)
-    return shard.report()
+    return shard.reports()
 
 
 class ReplayShards(ProcessGroup):
@@ -207,7 +230,7 @@ class ReplayShards(ProcessGroup):
         config: an `AsyncReplayConfig`.
 
     Attributes:
-        reports: the last report of each shard that is up and has answered a call.
+        reports: for each shard that is up and has answered a call, its last report for each policy.
         num_rows_lost: number of rows that were lost because shards have failed.
         busy_s: the seconds that each shard has worked, by index of the shard and by phase.
     """
@@ -222,16 +245,17 @@ class ReplayShards(ProcessGroup):
         }
         options = workers.config.rollout.model_copy(update=resources)
         super().__init__(workers.transport, options, "replay shard")
-        policy: Any = workers.config.policy
-        self._make = functools.partial(
-            config.new_buffer, policy, num_shards=config.num_replay_shards
-        )
+        self._make = {
+            name: functools.partial(config.new_buffer, one, num_shards=config.num_replay_shards)
+            for name, one in learning(workers.config.policy).items()
+        }
         self._workers = workers
-        self.reports: dict[WorkerHandle, Report] = {}
+        self.reports: dict[WorkerHandle, dict[str, Report]] = {}
         self.num_rows_lost = 0
         self.busy_s: dict[int, Counter[str]] = {}
-        # The number of draws that each shard is behind its share, by index. See `next_to_draw`.
-        self._turn: Counter[int] = Counter()
+        # The number of draws that each shard is behind its share, by policy and index. See
+        # `next_to_draw`.
+        self._turn: Counter[tuple[str, int]] = Counter()
         for _ in range(config.num_replay_shards):
             self._add_process()
 
@@ -255,10 +279,10 @@ class ReplayShards(ProcessGroup):
         still be starting."""
         return self.remote[(index - 1) % len(self.remote)]
 
-    def note(self, shard: WorkerHandle, report: Report) -> None:
-        """Keeps the report from a shard's answer."""
+    def note(self, shard: WorkerHandle, reports: dict[str, Report]) -> None:
+        """Keeps the reports from a shard's answer."""
         if not shard.removed:
-            self.reports[shard] = report
+            self.reports[shard] = reports
 
     def count(self, reply: Reply) -> None:
         """Counts the seconds of a call to a shard."""
@@ -269,7 +293,7 @@ class ReplayShards(ProcessGroup):
         lost. Returns True if there were such reports."""
         lost = [shard for shard in self.reports if shard.removed]
         for shard in lost:
-            self.num_rows_lost += self.reports.pop(shard).num_rows
+            self.num_rows_lost += Report.sum(self.reports.pop(shard).values()).num_rows
         return bool(lost)
 
     def forget_all(self) -> dict[WorkerHandle, list[int]]:
@@ -283,25 +307,30 @@ class ReplayShards(ProcessGroup):
         self._turn.clear()
         return {shard: self.seed_of(shard.index) for shard in self.remote if shard.up}
 
-    @property
-    def num_rows(self) -> int:
-        """Number of rows in all shards, from their last reports."""
-        return sum(report.num_rows for report in self.reports.values())
+    def num_rows(self, name: str) -> int:
+        """Returns the number of rows of a policy in all shards, from their last reports."""
+        return sum(of_policies[name].num_rows for of_policies in self.reports.values())
 
-    def next_to_draw(self) -> WorkerHandle | None:
-        """Returns the shard that draws the next batch. None if no shard has rows to draw.
+    def totals(self) -> list[Report]:
+        """Returns the report of each shard about the buffers of all policies."""
+        return [Report.sum(of_policies.values()) for of_policies in self.reports.values()]
+
+    def next_to_draw(self, name: str) -> WorkerHandle | None:
+        """Returns the shard that draws the next batch of the policy `name`. None if no shard has
+        rows to draw.
 
         Shards take turns in proportion to their `weight`. So, on average, each row is drawn as
         often as from a single buffer with all rows.
         """
-        weights = {shard: r.weight for shard, r in self.reports.items() if r.weight > 0.0}
+        found = {s: reports[name].weight for s, reports in self.reports.items() if s.up}
+        weights = {shard: weight for shard, weight in found.items() if weight > 0.0}
         total = sum(weights.values())
         if not weights:
             return None
         for shard, weight in weights.items():
-            self._turn[shard.index] += weight / total  # type: ignore[assignment]
-        chosen = max(weights, key=lambda shard: (self._turn[shard.index], -shard.index))
-        self._turn[chosen.index] -= 1
+            self._turn[name, shard.index] += weight / total  # type: ignore[assignment]
+        chosen = max(weights, key=lambda shard: (self._turn[name, shard.index], -shard.index))
+        self._turn[name, chosen.index] -= 1
         return chosen
 
     def extra_stats(self) -> dict[str, Any]:
@@ -317,7 +346,7 @@ class ReplayShards(ProcessGroup):
         }
 
     def _stats_of(self, shard: WorkerHandle) -> dict[str, float]:
-        report = self.reports.get(shard, Report())
+        report = Report.sum(self.reports.get(shard, {DEFAULT_POLICY: Report()}).values())
         busy_s = self.busy_s.get(shard.index, Counter())
         return {
             "num_rows": report.num_rows,

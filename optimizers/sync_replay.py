@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pydantic
@@ -20,8 +20,7 @@ from polopt.metrics.optimizer_stats import StepResult
 from polopt.optimizers.optimizer_config import OptimizerConfig
 from polopt.optimizers.replay_optimizer import ReplayOptimizer, ReplayOptions
 from polopt.optimizers.sync_sampling import SyncSampling
-from polopt.policies.policy_group import GroupConfig, PolicyGroup
-from polopt.policies.replay_policy import ReplayConfig
+from polopt.policies.policy_group import PolicyGroup, learning
 from polopt.replay.buffer_files import BufferFiles
 from polopt.replay.policy_buffers import PolicyBuffers
 from polopt.replay.rate_limiter import RateLimiter
@@ -153,14 +152,7 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         """Checks that the buffer can hold, for each environment, one fragment and the steps of one
         n-step return or sequence. Also checks that the buffer fits into the free memory."""
         rollout, policy = worker_config.rollout, worker_config.policy
-        members = [policy]
-        if isinstance(policy, GroupConfig):
-            members = [member.config for member in policy.members.values()]
-            if config.save_replay_buffer:
-                raise ConfigError(
-                    "key 'save_replay_buffer': got True with several policies. Allowed: False"
-                )
-        window = config.sequence_length or max(cast("ReplayConfig", one).n_step for one in members)
+        window = config.sequence_length or max(one.n_step for one in learning(policy).values())
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers) * worker_config.num_agents
         needed = envs * (window + rollout.rollout_fragment_length)
         if config.buffer_size < needed:
@@ -215,14 +207,14 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         if isinstance(self.policy, PolicyGroup):
             buffers = {
                 name: self.config.make_buffer(one, draws if place == 0 else draws.spawn(1)[0])
-                for place, (name, one) in enumerate(self.policy.policies.items())
+                for place, (name, one) in enumerate(learning(self.policy).items())
             }
-            limiters = {name: self._new_limiter() for name in self.policy.trained}
+            limiters = {name: self._new_limiter() for name in buffers}
             self.buffer: Any = PolicyBuffers(buffers, limiters)
             self.limiter: Any = self.buffer.limiter
-            return
-        self.buffer = self.config.make_buffer(self.policy, draws)
-        self.limiter = self._new_limiter()
+        else:
+            self.buffer = self.config.make_buffer(self.policy, draws)
+            self.limiter = self._new_limiter()
         saves = self.config.save_replay_buffer
         self.buffer_files = BufferFiles(self.buffer, self.limiter, saves)
 

@@ -23,6 +23,8 @@ from polopt.policies.policy import Policy
 
 #: Names of the coefficient of a policy that holds its version, in the weights of the group.
 _VERSION = "version"
+#: The name of a policy without a name.
+DEFAULT_POLICY = "default_policy"
 
 
 class Member(Config):
@@ -374,9 +376,9 @@ class PolicyGroup(Policy):
             self.policies[one].set_option(name, value)
 
     def add_moments(self, moments: Any, reducer: Reducer | None = None) -> None:
-        """See `Policy.add_moments`."""
-        for name, policy in self.policies.items():
-            policy.add_moments((moments or {}).get(name), reducer)
+        """Adds the moments of the policies that learn. See `Policy.add_moments`."""
+        for name in self.trained:
+            self.policies[name].add_moments((moments or {}).get(name), reducer)
 
     # ---- weights and state ----------------------------------------------------------------------
 
@@ -397,16 +399,33 @@ class PolicyGroup(Policy):
             MomentsByPolicy(moments) if moments else None,  # type: ignore[arg-type]
         )
 
+    def split_weights(self, weights: Weights) -> tuple[Weights, np.ndarray]:
+        """Divides what `get_weights` returned: the weights with the parameters of only the policies
+        that learn, and the parameters of the other policies."""
+        ends = np.cumsum([len(one.flat.params) for one in self.policies.values()])
+        parts = dict(zip(self.policies, np.split(weights.flat, ends[:-1]), strict=True))
+        none = np.zeros(0, np.float32)
+        changing = [parts[name] for name in self.trained]
+        fixed = [part for name, part in parts.items() if not self._learns[name]]
+        return weights._replace(flat=np.concatenate([none, *changing])), np.concatenate(
+            [none, *fixed]
+        )
+
     def set_weights(self, weights: Weights) -> None:
-        """See `Policy.set_weights`."""
+        """See `Policy.set_weights`. If the weights have the parameters of only the policies that
+        learn, the other policies keep theirs."""
         sizes = {name: len(one.flat.params) for name, one in self.policies.items()}
-        if len(weights.flat) != sum(sizes.values()):
+        keeps_others = len(weights.flat) == sum(sizes[name] for name in self.trained)
+        if not keeps_others and len(weights.flat) != sum(sizes.values()):
             raise ValueError(
                 f"the weights must have {sum(sizes.values())} numbers, {shown(sizes)}; got "
                 f"{len(weights.flat)}"
             )
         start, moments = 0, cast("Mapping[str, Any]", weights.moments or {})
         for name, policy in self.policies.items():
+            if keeps_others and not self._learns[name]:
+                policy.env_steps = weights.env_steps
+                continue
             own = {
                 key.removeprefix(f"{name}/"): value
                 for key, value in weights.coefficients.items()
@@ -450,6 +469,19 @@ class PolicyGroup(Policy):
         """Does nothing: `set_state` checks the network of each policy."""
 
 
+def learning(policy: Any) -> dict[str, Any]:
+    """Returns the policies that learn, by name. A single policy has the name `default_policy`.
+
+    Args:
+        policy: a policy, a `PolicyGroup`, or the options of either.
+    """
+    if isinstance(policy, PolicyGroup):
+        return {name: policy.policies[name] for name in policy.trained}
+    if isinstance(policy, GroupConfig):
+        return {name: one.config for name, one in policy.members.items() if one.learns}
+    return {DEFAULT_POLICY: policy}
+
+
 def learner_keys(policy: Policy) -> list[str]:
     """The keys of the learner statistics of a policy. The statistics of a group have keys such as
     `prey/total_loss`."""
@@ -462,7 +494,7 @@ def learner_keys(policy: Policy) -> list[str]:
 def by_policy(policy: Policy, statistics: Mapping[str, float]) -> dict[str, dict[str, float]]:
     """Divides learner statistics by policy. A single policy has the name `default_policy`."""
     if not isinstance(policy, PolicyGroup):
-        return {"default_policy": dict(statistics)}
+        return {DEFAULT_POLICY: dict(statistics)}
     found: dict[str, dict[str, float]] = {name: {} for name in policy.trained}
     for path, value in statistics.items():
         name, _, key = path.partition("/")

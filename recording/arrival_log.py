@@ -43,13 +43,14 @@ EVENT_KINDS = {
     "up": "ticket: a process has started",
     "reply": "ticket, fingerprint, environment steps, error, number for the names of phases, "
     "microseconds of each phase, effects of timing if any (`Record.timing`): a call was answered",
-    "fail": "ticket, class of the error, message, true if a process failed at its start: a call "
-    "got no usable answer",
+    "fail": "ticket, class of the error, message, true if a process failed at its start, true "
+    "if its node was preempted (absent otherwise): a call got no usable answer",
     "kill": "process: the driver kills a process, usually because the process has failed",
     "ended": "ticket, true or false: the driver checked whether a call has ended",
     "silent": "process, seconds without progress (null if unknown): the driver checked a process",
     "waiting": "processes that may lack resources, largest number of them that really lack "
     "resources: the driver checked for a lack of resources",
+    "leaving": "processes: the nodes of these processes have announced their end",
     "phases": "names of the phases of a call: replies refer to this list by its number, from 0",
     "decide": "true or false: the trainer made a decision that depends on time",
     "train": "an iteration begins",
@@ -461,6 +462,8 @@ def described(event: Event) -> str:
             return f"the failure of call {ticket}" + (f" ({rest[0]})" if rest else "")
         case ["kill", process, *_]:
             return f"the kill of process {process}"
+        case ["leaving", *processes]:
+            return f"the leaving of process {', '.join(map(str, processes))}"
         case ["result", iteration, *_]:
             return f"the result of iteration {iteration}"
         case ["train"]:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -103,8 +103,10 @@ class RecordedTicket(Ticket):
         try:
             answer = self.inner.result(timeout_s)
         except (ChannelError, UnsendableError) as error:
-            at_start = isinstance(error, LostProcessError) and error.at_start
-            log.note("fail", self.number, type(error).__name__, str(error), at_start)
+            facts = [False]
+            if isinstance(error, LostProcessError):
+                facts = [error.at_start, *[True] * error.preempted]
+            log.note("fail", self.number, type(error).__name__, str(error), *facts)
             raise
         if not _is_whole(answer):
             log.note("up", self.number)
@@ -124,9 +126,9 @@ class RecordedTicket(Ticket):
         number = log.num_events
         if event is not None and event[0] == "fail":
             log.next("fail", self.number)
-            _, _, kind, message, at_start = event
+            _, _, kind, message, *facts = event
             error = _FAILURES.get(kind, ChannelError)
-            raise error(message, at_start) if error is LostProcessError else error(message)
+            raise error(message, *facts) if error is LostProcessError else error(message)
         try:
             answer = self.inner.result(timeout_s)
         except (ChannelError, UnsendableError) as error:
@@ -258,8 +260,8 @@ def run_as_recorded(
 ) -> Any:
     """Runs a function in a process, and repeats the effects that timing had on the recorded call.
 
-    These effects are `steps`, the number of steps of each fragment, and `sums`, the number of sums
-    that all-reduce completed before its group broke.
+    These effects are `steps`, the number of steps of each fragment, `sums`, the number of sums that
+    all-reduce completed before its group broke, and `leaves`: the process had announced its end.
 
     Args:
         target: the object that runs calls in the process.
@@ -268,6 +270,8 @@ def run_as_recorded(
         args: the arguments of the call.
     """
     SUMS.limit = timing.get("sums")
+    if timing.get("leaves"):
+        target.record.timing["leaves"] = True
     control = target.control
     if timing.get("steps"):
         target.control = RecordedStops(target, timing["steps"])
@@ -451,6 +455,34 @@ class RecordedTransport(Transport):
         found, number = self.inner.waiting(list(inner))
         self.log.note("waiting", [inner[one].process for one in found], number)
         return [inner[one] for one in found], number
+
+    def leaving(self, channels: Iterable[Channel]) -> list[Channel]:
+        """See `Transport.leaving`. Records an answer only if it is not empty."""
+        if isinstance(self.log, Rerun):
+            return self._left_here(self.log, channels)
+        inner: dict[Channel, RecordedChannel] = {}
+
+        def inner_channels() -> Iterator[Channel]:
+            for one in channels:
+                if isinstance(one, RecordedChannel):
+                    inner[one.inner] = one
+                    yield one.inner
+
+        found = [inner[one] for one in self.inner.leaving(inner_channels())]
+        if found:
+            self.log.note("leaving", *[one.process for one in found])
+        return [*found]
+
+    def _left_here(self, log: Rerun, channels: Iterable[Channel]) -> list[Channel]:
+        """Returns the channels whose processes left here in the recorded run."""
+        event = log.peek() if log.repeats else None
+        if event is None or event[0] != "leaving":
+            return []
+        own = {one.process: one for one in channels if isinstance(one, RecordedChannel)}
+        if not own.keys() >= {*event[1:]}:
+            return []  # they are of another group of processes
+        log.next("leaving")
+        return [own[process] for process in event[1:]]
 
     # ---- passed to the inner transport ----------------------------------------------------------
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from polopt.common.config import ConfigError
+from polopt.replay.policy_buffers import PolicyBuffers, PolicyLimiters
 from polopt.replay.rate_limiter import RateLimiter
 from polopt.replay.replay_buffer import ReplayBuffer
 
@@ -19,13 +20,18 @@ class BufferFiles:
     the replay optimizer.
 
     Args:
-        buffer: the replay buffer.
-        limiter: the rate limiter. Its counts are saved together with the rows.
+        buffer: the replay buffer, or the `PolicyBuffers` of several policies.
+        limiter: its rate limiter. Its counts are saved together with the rows.
         saves: whether `write` saves the rows. `read` also reads saved rows if `saves` is False,
             unless the options of the buffer have changed.
     """
 
-    def __init__(self, buffer: ReplayBuffer, limiter: RateLimiter, saves: bool) -> None:
+    def __init__(
+        self,
+        buffer: ReplayBuffer | PolicyBuffers,
+        limiter: RateLimiter | PolicyLimiters,
+        saves: bool,
+    ) -> None:
         self._buffer = buffer
         self._limiter = limiter
         self._saves = saves

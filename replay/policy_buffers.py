@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,15 +40,15 @@ class PolicyBuffers:
     rows that it learns from follows the number of rows of its own agents.
 
     Args:
-        buffers: the buffer of each policy, by name.
-        limiters: the rate limiter of each policy that learns.
+        buffers: the buffer of each policy that learns, by name.
+        limiters: the rate limiter of each of them.
     """
 
     def __init__(
         self, buffers: Mapping[str, ReplayBuffer], limiters: Mapping[str, RateLimiter]
     ) -> None:
         self.buffers = dict(buffers)
-        self.limiter = PolicyLimiters(self, limiters)
+        self.limiter = PolicyLimiters(limiters, self.buffers)
 
     @property
     def num_drawable(self) -> int:
@@ -56,9 +58,10 @@ class PolicyBuffers:
     def add(self, batch: MultiAgentBatch) -> dict[str, int]:
         """Adds a fragment. Returns the number of transitions of each policy."""
         counts = {}
-        for name, part in batch.parts.items():
+        for name, buffer in self.buffers.items():
+            part = batch.parts[name]
             part.worker_index = batch.worker_index
-            counts[name] = self.buffers[name].add(part)
+            counts[name] = buffer.add(part)
         return counts
 
     def sample(self, batch_size: int) -> PolicyRows:
@@ -89,6 +92,41 @@ class PolicyBuffers:
         sums = {key: sum(one[key] for one in found) for key in ("num_rows", "nbytes", "num_gaps")}
         return {**found[0], **sums, "fill": sum(one["fill"] for one in found) / len(found)}
 
+    @property
+    def nbytes(self) -> int:
+        """The memory of all full buffers. See `ReplayBuffer.nbytes`."""
+        return sum(buffer.nbytes for buffer in self.buffers.values())
+
+    def save(self, directory: Path) -> dict[str, Any]:
+        """Saves each buffer in a folder of its own, whose name is its place among the policies.
+        Returns the state of each. See `ReplayBuffer.save`."""
+        return {
+            name: buffer.save(directory / str(place))
+            for place, (name, buffer) in enumerate(self.buffers.items())
+        }
+
+    @staticmethod
+    def checksums(state: Mapping[str, Any]) -> dict[str, str]:
+        """The SHA-256 of each file that `save` wrote. See `ReplayBuffer.checksums`."""
+        return {
+            f"{place}/{file}": checksum
+            for place, of_policy in enumerate(state.values())
+            for file, checksum in ReplayBuffer.checksums(of_policy).items()
+        }
+
+    def misfit(self, state: Mapping[str, Any]) -> str:
+        """Returns the first difference to the saved buffers. See `ReplayBuffer.misfit`."""
+        for name, buffer in self.buffers.items():
+            if name in state and (problem := buffer.misfit(state[name])):
+                return f"policy {name!r}: {problem}"
+        return ""
+
+    def load(self, directory: Path, state: Mapping[str, Any]) -> None:
+        """Restores the buffers that are in the state. See `ReplayBuffer.load`."""
+        for place, (name, of_policy) in enumerate(state.items()):
+            if name in self.buffers:
+                self.buffers[name].load(directory / str(place), of_policy)
+
     def get_state(self) -> dict[str, Any]:
         """Returns the state of each buffer. See `ReplayBuffer.get_state`."""
         return {name: buffer.get_state() for name, buffer in self.buffers.items()}
@@ -101,20 +139,25 @@ class PolicyBuffers:
 
 
 class PolicyLimiters:
-    """The rate limiters of several policies.
+    """The rate limiters of several policies, with the methods of one `RateLimiter`.
 
     Args:
-        buffers: their buffers.
         limiters: the limiter of each policy that learns, by name.
+        buffers: their buffers. Empty if other processes hold the buffers.
 
     Attributes:
+        limiters: the argument.
         ready: the policies that could learn at the last call of `can_learn`.
         drawn: the number of rows of each policy in the last batch. Policies can have different
             numbers, because sequences differ in length.
     """
 
-    def __init__(self, buffers: PolicyBuffers, limiters: Mapping[str, RateLimiter]) -> None:
-        self._buffers = buffers
+    def __init__(
+        self,
+        limiters: Mapping[str, RateLimiter],
+        buffers: Mapping[str, ReplayBuffer] | None = None,
+    ) -> None:
+        self._buffers = buffers or {}
         self.limiters = dict(limiters)
         self.ready: list[str] = []
         self.drawn: dict[str, int] = {}
@@ -127,7 +170,8 @@ class PolicyLimiters:
     def inserted(self, rows: Mapping[str, int], can_draw: bool = True) -> None:
         """Counts the rows of each policy that were added. See `RateLimiter.inserted`."""
         for name, one in self.limiters.items():
-            one.inserted(rows[name], self._buffers.buffers[name].num_drawable > 0)
+            drawable = name not in self._buffers or self._buffers[name].num_drawable > 0
+            one.inserted(rows[name], drawable)
 
     def learned(self, rows: int) -> None:
         """Counts the `rows` rows of the last batch. Each policy learns from its own rows."""
@@ -139,6 +183,16 @@ class PolicyLimiters:
         """The actual intensity over all policies. See `RateLimiter.delivered`."""
         counted = sum(one.num_counted for one in self.limiters.values())
         return sum(one.num_learned for one in self.limiters.values()) / counted if counted else 0.0
+
+    @property
+    def credit(self) -> Fraction:
+        """The sum of the credits. See `RateLimiter.credit`."""
+        return sum((one.credit for one in self.limiters.values()), Fraction(0))
+
+    @property
+    def error_buffer(self) -> int:
+        """The sum of the bounds of the credits. See `RateLimiter.error_buffer`."""
+        return sum(one.error_buffer or 0 for one in self.limiters.values())
 
     def get_state(self) -> dict[str, Any]:
         """Returns the state of each limiter."""

@@ -1,7 +1,10 @@
-"""Lets scripts that were written for RLlib use the presets of polopt. In most such scripts, only
-the imports change.
+"""Lets scripts that were written for RLlib use the presets of polopt. In a script, `ray.rllib`
+becomes `polopt.rllib` everywhere.
 
-    from polopt.rllib import PPOConfig  # was: from ray.rllib.algorithms.ppo import PPOConfig
+    from polopt.rllib.algorithms.ppo import PPOConfig
+    # was: from ray.rllib.algorithms.ppo import PPOConfig
+
+`module_paths.py` has the paths. A script that names algorithms by strings also calls `register`.
 
 Most of this package works without `ray[rllib]`. Only `from_rllib`, `load_rl_module` and
 `to_rl_module` require it, because they read or make objects of RLlib
@@ -15,6 +18,8 @@ from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from polopt.rllib import module_paths
 
 if TYPE_CHECKING:
     from polopt.rllib.builders import A2CConfig as A2CConfig
@@ -37,6 +42,7 @@ if TYPE_CHECKING:
     from polopt.rllib.multi_agent import MultiRLModuleSpec as MultiRLModuleSpec
     from polopt.rllib.multi_agent import PolicySpec as PolicySpec
     from polopt.rllib.multi_agent import RLModuleSpec as RLModuleSpec
+    from polopt.rllib.registration import register as register
     from polopt.rllib.rl_modules import load_rl_module as load_rl_module
     from polopt.rllib.rl_modules import to_rl_module as to_rl_module
     from polopt.rllib.rllib_config import from_rllib as from_rllib
@@ -66,6 +72,7 @@ _NAMES_OF = {
         "SACConfig",
     ),
     "multi_agent": ("MultiRLModuleSpec", "PolicySpec", "RLModuleSpec"),
+    "registration": ("register",),
     "rl_modules": ("load_rl_module", "to_rl_module"),
     "rllib_config": ("from_rllib",),
     "user_callbacks": ("DefaultCallbacks", "RLlibCallback"),
@@ -75,13 +82,22 @@ _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in na
 __all__ = [*_MODULE_OF]
 
 
+module_paths.install()
+
 if not TYPE_CHECKING:  # type checkers would accept any name
 
     def __getattr__(name: str) -> object:
-        """Imports a public name on first use and keeps it."""
-        if name not in _MODULE_OF:
+        """Imports a public name on first use and keeps it. Also finds the modules and names of
+        `ray.rllib` that `module_paths` has."""
+        if name in _MODULE_OF:
+            value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        elif name in module_paths.TOP:
+            value = module_paths.resolve(module_paths.TOP[name], name)
+        elif name in module_paths.MODULES:
+            return import_module(f"{__name__}.{name}")
+        else:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        module_paths.watch_tune()
         globals()[name] = value
         return value
 

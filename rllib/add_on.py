@@ -7,12 +7,23 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from polopt.common.add_ons import AddOn
+from polopt.common.add_ons import AddOn, RunListener
 
 
 class OtherLibraries(AddOn):
     """Knows names of other libraries. The first question of polopt loads the tables of
     `other_libraries.py`."""
+
+    def follow(self, trainer: Any) -> RunListener | None:
+        callbacks = trainer.experiment.trainer.callbacks
+        algorithm = sys.modules.get("polopt.rllib.algorithm")
+        is_algorithm = algorithm is not None and isinstance(trainer, algorithm.Algorithm)
+        if not (is_algorithm or hasattr(callbacks, "defined_methods")):
+            return None  # neither the class of the trainer nor its callbacks are RLlib's
+        from polopt.rllib.old_results import OldResults
+        from polopt.rllib.user_callbacks import FollowRun
+
+        return FollowRun(trainer, OldResults(trainer) if is_algorithm else None)
 
     def hint(self, kind: str, name: str) -> str:
         from polopt.rllib import other_libraries
@@ -35,14 +46,6 @@ class OtherLibraries(AddOn):
                 return ""
             return f"Tune trains {algorithm} of RLlib, and not of polopt. {instead}"
         return other_libraries.instead_of(name)
-
-    def follow(self, trainer: Any) -> Any:
-        callbacks = trainer.experiment.trainer.callbacks
-        if not hasattr(callbacks, "defined_methods"):
-            return None  # they were not written for RLlib
-        from polopt.rllib.user_callbacks import follow_run
-
-        return follow_run(trainer)
 
     def other_names(self, owner: type[Any]) -> Mapping[str, str]:
         from polopt.rllib.other_libraries import OTHER_NAMES

@@ -6,16 +6,13 @@ import copy
 from collections.abc import ItemsView, Iterable, KeysView, Mapping, ValuesView
 from typing import Any, ClassVar
 
-from ray.tune import tune
-
 from polopt.common.config import ConfigError, nearest
+from polopt.common.ray_names import accept_as_config
 from polopt.rllib.exploration_config import as_exploration
-from polopt.rllib.multi_agent import AGENT_OPTIONS, of_agents, with_agents
 from polopt.rllib.other_libraries import FIXED, instead_of_algorithm
 from polopt.rllib.replay_buffer_config import as_replay_buffer
-from polopt.rllib.translation import checked, defaults, key_of, resolved
-from polopt.rllib.user_callbacks import as_polopt_callbacks
-from polopt.trainers.experiment import Experiment
+from polopt.rllib.rllib_options import Options, checked_options, default_options
+from polopt.rllib.translation import checked, defaults, key_of
 from polopt.trainers.presets import PRESETS, register_names
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -35,10 +32,10 @@ class AlgorithmConfig:
         algo = config.build_algo()
         algo.train()
 
-    `tune.Tuner` and `tune.run` accept the object. `to_dict` returns the config of the preset.
+    `tune.Tuner` and `tune.run` accept the object. `to_dict` returns all options.
 
-    Options may have their names in polopt, or in any release of RLlib from 2.7 to 2.60. Options
-    that are not given have the defaults of the preset instead of RLlib's defaults. Every method
+    Options may have their names in polopt, or in any release of RLlib from 0.8 to 2.60. Options
+    that are not given have RLlib's defaults, which `rllib_defaults.py` lists. Every method
     that sets options, except `callbacks` and `checkpointing`, accepts every option, because options
     have moved from one method to another between releases of RLlib.
 
@@ -72,16 +69,15 @@ class AlgorithmConfig:
             raise ConfigError(f"{type(self).__name__}: {reason}")
         vars(self).update(_given={}, _is_frozen=False)
         register_names({self.algorithm_name: self.algo_class})
-        # Tune accepts dicts and objects of `tune._Config`, whose method `to_dict` Tune calls.
-        tune._Config.register(AlgorithmConfig)
+        accept_as_config(AlgorithmConfig)
 
     @property
     def algo_class(self) -> type[PolicyOptimizerTrainer]:
         """The class of the trainer that `build_algo` makes. This is the preset with the methods of
         RLlib's `Algorithm` and with the result keys of RLlib 2.7."""
-        from polopt.rllib.algorithms import algorithm_of
+        from polopt.rllib.algorithm import algorithm_of
 
-        return algorithm_of(self.preset_name)
+        return algorithm_of(self.algorithm_name)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -102,32 +98,14 @@ class AlgorithmConfig:
 
     def _set(self, method: str, options: Mapping[str, Any]) -> Any:
         where = f"{type(self).__name__}.{method}()"
-        found: dict[str, Any] = {}
-        errors: list[Exception] = []
-        for name, value in options.items():
+        given = dict(options)
+        for name, value in given.items():
             self._check_not_frozen(name)
-            if key_of(name, self._preset) == "callbacks":
-                value = as_polopt_callbacks(value)
             if name == "exploration_config" and isinstance(value, Mapping) and value:
                 before = self[name]  # RLlib merges configs of the same type of exploration
                 if value.get("type", before.get("type")) == before.get("type"):
-                    value = {**before, **value}
-            try:
-                if name in AGENT_OPTIONS:
-                    found |= of_agents(name, value, self._preset, where)
-                    continue
-                found |= checked(name, value, self._preset, where)
-            except (ConfigError, TypeError) as error:
-                errors.append(error)
-        if errors:  # one error names all wrong options
-            raise type(errors[0])("\n".join(map(str, errors)))
-        if "env_config" in found:  # RLlib merges the new dict into the previous dict
-            found["env_config"] = {**self._given.get("env_config", {}), **found["env_config"]}
-        if isinstance(found.get("model"), Mapping) and isinstance(
-            self._given.get("model"), Mapping
-        ):
-            found["model"] = {**self._given["model"], **found["model"]}
-        self._given.update(found)
+                    given[name] = {**before, **value}
+        self._given.update(checked_options(given, self._given, self._preset, where))
         return self
 
     def environment(self, env: Any = _NOT_GIVEN, **options: Any) -> Any:
@@ -285,16 +263,10 @@ class AlgorithmConfig:
 
     # ---- building -------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
-        """Returns the config of the preset: the options that were given, under their names in
-        polopt.
-
-        Raises:
-            ConfigError: a value is not allowed, or some options cannot be combined.
-        """
-        where = f"{type(self).__name__}.to_dict()"
-        options = resolved(self._given, self._preset, where)
-        return copy.deepcopy(with_agents(options, self._preset, where))
+    def to_dict(self) -> Options:
+        """Returns all options. The algorithm accepts the dict. An option that was not given has
+        RLlib's default."""
+        return default_options(self._preset) | copy.deepcopy(self._given)
 
     def validate(self) -> None:
         """Checks all options. `build_algo` and each Tune trial make the same checks.
@@ -302,7 +274,7 @@ class AlgorithmConfig:
         Raises:
             ConfigError: a value is not allowed, or some options cannot be combined.
         """
-        Experiment.parse(self.to_dict(), self._preset.preset)
+        self._preset.parse_config(self.to_dict())
 
     def build_algo(self, env: Any = None, use_copy: bool = True, **ignored: Any) -> Any:
         """Makes the trainer, and starts its workers.
@@ -311,7 +283,7 @@ class AlgorithmConfig:
             env: the environment. `None` means the environment that the method `environment` has
                 set.
             use_copy: has no effect. The trainer always gets a copy of the config.
-            ignored: `logger_creator` of RLlib 2.7, which polopt ignores.
+            ignored: `logger_creator` of RLlib 2.7. See `Algorithm`.
 
         Returns:
             an object of `algo_class`.
@@ -323,9 +295,10 @@ class AlgorithmConfig:
         """
         if env is not None:
             self.environment(env)
+        creator = ignored.pop("logger_creator", None)
         for name, value in ignored.items():
             checked(name, value, self._preset, f"{type(self).__name__}.build_algo()")
-        return self.algo_class(self.to_dict())
+        return self.algo_class(self.to_dict(), logger_creator=creator)
 
     #: The name of `build_algo` up to RLlib 2.40.
     build = build_algo

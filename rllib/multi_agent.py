@@ -183,14 +183,15 @@ def with_agents(
 
 def as_mapping(given: Any, where: str) -> Any:
     """Returns a mapping from agents to policies with the arguments that polopt passes. Returns
-    anything but a function with RLlib's argument `episode` or `worker` unchanged.
+    anything but a function with RLlib's argument `episode` or `worker` unchanged, also a mapping
+    that this function has returned.
 
     RLlib passes the episode as the second argument, whatever its name is.
 
     Raises:
         ConfigError: the function requires another argument.
     """
-    if not callable(given):
+    if not callable(given) or hasattr(given, "of_polopt"):
         return given
     try:
         _, *others = inspect.signature(given).parameters.values()
@@ -229,6 +230,7 @@ def _mapping(
         further = {name: values[what] for name, what in passed.items()}
         return given(agent_id, *(values[what] for what in positional), **further)
 
+    policy_mapping_fn.of_polopt = True  # type: ignore[attr-defined]  # see `as_mapping`
     return policy_mapping_fn
 
 
@@ -371,6 +373,8 @@ def _modules(spec: Any, where: str) -> dict[str, Any]:
     """Translates the networks of RLlib's `RLModuleSpec` or `MultiRLModuleSpec`."""
     if spec is None:
         return {_MODULES: {}}
+    if isinstance(spec, Mapping):  # this function has returned it
+        return {_MODULES: dict(spec)}
     specs = getattr(spec, "rl_module_specs", None)
     if specs is None:
         return _module(spec, where)

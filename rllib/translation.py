@@ -6,10 +6,13 @@ The names and their replacements come from `polopt.rllib.other_libraries`.
 
 from __future__ import annotations
 
+import contextvars
+import functools
 import logging
 import math
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
 from polopt.rllib.accepted_options import (
@@ -45,6 +48,8 @@ _SAME = {
     "model_config": "model",
     "model_config_dict": "model",
     "module_to_env_connector": "_module_to_env_connector",
+    "Q_model": "q_model_config",
+    "policy_model": "policy_model_config",
     "num_cpus_for_local_worker": "num_cpus_for_driver",
     "num_cpus_per_learner_worker": "num_cpus_per_learner",
     "num_gpus_per_learner_worker": "num_gpus",
@@ -73,6 +78,8 @@ _TOGETHER = (
     "evaluation_parallel_to_training",
     "lr_schedule",
     "observation_filter",
+    "policy_model_config",
+    "q_model_config",
     "torch_optimizer_options",
     "train_batch_size",
     "use_kl_loss",
@@ -89,17 +96,54 @@ _KL_COEFF = 0.2
 _NO_LIMIT_S = 1e7
 
 
-_defaults: dict[type[PolicyOptimizerTrainer], Mapping[str, Any]] = {}
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def by_class(function: _Function) -> _Function:
+    """Makes a function of a class remember its values."""
+    return cast(_Function, functools.cache(function))
+
+
+@by_class
+def defaults_of_preset(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, Any]:
+    """Returns the options of a preset and their defaults in polopt as a flat dict."""
+    parsed = Experiment.parse({"env": "CartPole-v1"}, preset.preset).to_dict()
+    plugins = parsed.pop("policy"), parsed.pop("optimizer")
+    own = {key: value for part in plugins for key, value in part.items() if key != "name"}
+    return {**parsed, **own, "env": None}
+
+
+@by_class
 def defaults(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, Any]:
-    """Returns the options of a preset and their defaults as a flat dict."""
-    if preset not in _defaults:
-        parsed = Experiment.parse({"env": "CartPole-v1"}, preset.preset).to_dict()
-        plugins = parsed.pop("policy"), parsed.pop("optimizer")
-        own = {key: value for part in plugins for key, value in part.items() if key != "name"}
-        _defaults[preset] = {**parsed, **own, "env": None}
-    return _defaults[preset]
+    """Returns the options of a preset and their defaults as a flat dict. An algorithm of RLlib has
+    RLlib's defaults."""
+    known, changes = defaults_of_preset(preset), getattr(preset, "rllib_defaults", {})
+    merged = {**known, **changes}
+    if "model" in changes:
+        merged["model"] = {**known["model"], **changes["model"]}
+    return merged
+
+
+_said: set[str] = set()
+_once = contextvars.ContextVar("_once", default=False)
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """A context in which a warning of this module is logged only if this process has not logged the
+    same warning before. A config is translated several times."""
+    token = _once.set(True)
+    try:
+        yield
+    finally:
+        _once.reset(token)
+
+
+def _warn(text: str, *values: Any) -> None:
+    message = text % values
+    if not (_once.get() and message in _said):
+        logger.warning("%s", message)
+    _said.add(message)
 
 
 def _aliases(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, str]:
@@ -146,8 +190,6 @@ def checked(
         return of_exploration(value, where)
     if key in ("optimization_config", "optimization") and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
-    if key == _TIMESTEPS and type(value) is int and value == 0:  # RLlib: with every update
-        return {_UPDATES: 1, _TIMESTEPS: None}
     if (found := accepted_option(key, value, defaults(preset), where)) is not None:
         return found
     if key == "hiddens" and "dueling" in defaults(preset):
@@ -165,7 +207,7 @@ def checked(
                     ". For the batches of RLlib, multiply train_batch_size_per_learner and "
                     f"minibatch_size by {value}"
                 )
-            logger.warning("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
+            _warn("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
         return {}
     if accepted is not None:
         try:
@@ -247,6 +289,7 @@ def resolved(
       given.
     - `training_intensity=None` becomes the intensity with one batch for each round, in which every
       environment samples one fragment.
+    - `target_network_update_timesteps` of 0 means that targets move with every update.
     - `target_network_update_freq` of APPO becomes the number of updates that RLlib makes in this
       number of its units.
     - In DD-PPO, `train_batch_size` is the batch of one worker. The batch consists of one fragment
@@ -256,7 +299,7 @@ def resolved(
     Raises:
         ConfigError: polopt does not allow a value.
     """
-    options, known = dict(given), defaults(preset)
+    options, known = dict(given), defaults_of_preset(preset)
     for schedule, key in (("lr_schedule", "lr"), ("entropy_coeff_schedule", "entropy_coeff")):
         value = options.pop(schedule, None)
         if value is not None:
@@ -293,6 +336,8 @@ def resolved(
         )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
+    if "actor_lr" in known:
+        _resolve_networks_of_sac(options, where)
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
@@ -322,9 +367,25 @@ def resolved(
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
     _resolve_intensity(options, known, where)
+    if _TIMESTEPS in known and type(options.get(_TIMESTEPS)) is int and not options[_TIMESTEPS]:
+        options |= {_UPDATES: 1, _TIMESTEPS: None}
     if _UPDATES in options and _TIMESTEPS not in known:
         options[_UPDATES] = _updates_of_appo(options, known, where)
     return options
+
+
+def _resolve_networks_of_sac(options: dict[str, Any], where: str) -> None:
+    """Makes one network of RLlib's two networks of SAC, which are equal in most scripts."""
+    given = [options.pop(key, None) for key in ("q_model_config", "policy_model_config")]
+    models = [dict(model) for model in given if model]
+    if models and any(differ(model, models[0]) for model in models):
+        raise ConfigError(
+            f"{where}: q_model_config={shown(given[0])} and policy_model_config={shown(given[1])}. "
+            "Allowed: equal networks, because polopt has one option 'model' for the actor and the "
+            "critics"
+        )
+    if models:
+        options["model"] = {**(options.get("model") or {}), **models[0]}
 
 
 def _with_hiddens(hiddens: Any, model: Any, where: str) -> Any:
@@ -393,14 +454,14 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
     parallel = options.pop("evaluation_parallel_to_training", None)
     beside = bool(options.get("evaluation_num_workers", 0))
     if parallel is not None and parallel != beside:
-        logger.warning(
+        _warn(
             "%s: evaluation_parallel_to_training=%s is ignored. Evaluation runs during training if "
             "evaluation_num_env_runners is 1 or more, and between iterations if it is 0",
             where,
             parallel,
         )
     if options.get("evaluation_duration") == "auto":
-        logger.warning(
+        _warn(
             "%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where
         )
         del options["evaluation_duration"]
@@ -434,7 +495,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]
         if "keep_local_weights_in_sync" not in known:
-            logger.warning(
+            _warn(
                 "%s: train_batch_size=%s is ignored. A gradient is computed from one fragment, "
                 "which has rollout_fragment_length steps of each environment of a worker",
                 where,
@@ -444,7 +505,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
         environments = options.get("num_envs_per_worker", known["num_envs_per_worker"])
         sizes_known = all(isinstance(size, int) for size in (fragment, environments, batch))
         if sizes_known and fragment * environments != batch:
-            logger.warning(
+            _warn(
                 "%s: train_batch_size=%s is ignored, because rollout_fragment_length=%s is given. "
                 "Each worker learns from one fragment of each of its environments",
                 where,

@@ -25,6 +25,7 @@ from polopt.rllib.callback_places import (
     policies_of,
     running_data,
 )
+from polopt.rllib.old_results import OldResults
 from polopt.rollouts.workers.callbacks import Callbacks
 
 logger = logging.getLogger("polopt")
@@ -225,9 +226,12 @@ class CallbackEpisode:
         self.env_id = episode.env_index
         self.worker = worker
         self.total_reward = episode.episode_return
-        self.agent_returns = episode.agent_returns
+        self.agent_returns, self._policies = episode.agent_returns, episode.agent_policies
         of_agents = episode.agent_returns or {"agent0": episode.episode_return}
-        self.agent_rewards = {(agent, "default_policy"): sum_ for agent, sum_ in of_agents.items()}
+        self.agent_rewards = {
+            (agent, self._policies.get(agent, "default_policy")): sum_
+            for agent, sum_ in of_agents.items()
+        }
         self.length = self.env_steps = self.t = episode.episode_len
         self.is_terminated, self.is_done = episode.terminated, episode.done
         self.is_truncated = episode.done and not episode.terminated
@@ -239,6 +243,12 @@ class CallbackEpisode:
 
     def __len__(self) -> int:
         return self.length
+
+    def module_for(self, agent_id: Any) -> str | None:
+        """Returns the name of the policy of an agent. None if the agent has not appeared yet."""
+        return self._policies.get(agent_id)
+
+    policy_for = module_for
 
     def get_agents(self) -> list[Any]:
         """Returns the agents that have rewards. With one agent, this is `agent0`, as in RLlib."""
@@ -305,8 +315,8 @@ class CallbackEpisode:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(
             f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
-            "get_return(), agent_rewards, length or len(episode), is_terminated, is_truncated, "
-            "custom_metrics, hist_data, user_data, episode_id, env_id, last_info_for(), "
+            "get_return(), agent_rewards, module_for(agent_id), length or len(episode), "
+            "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, env_id, last_info_for(), "
             "last_observation_for(), last_action_for(), and get_infos(-1), get_observations(-1), "
             "get_actions(-1) and get_rewards(-1). If the callback needs more, let the environment "
             "put it into the infos"
@@ -691,10 +701,18 @@ def _metrics_in(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class FollowRun(RunListener):
-    """Calls the methods of callbacks about the algorithm, its checkpoints and its workers."""
+    """Calls the methods of callbacks about the algorithm, its checkpoints and its workers. Before,
+    adds the keys of older releases of RLlib to each result.
 
-    def __init__(self, trainer: Any, methods: frozenset[str]) -> None:
-        self._trainer, self._methods = trainer, methods
+    Args:
+        trainer: the trainer.
+        old_results: adds the keys of older releases. None if the trainer is no algorithm of RLlib.
+    """
+
+    def __init__(self, trainer: Any, old_results: OldResults | None) -> None:
+        callbacks = trainer.experiment.trainer.callbacks
+        self._trainer, self._old_results = trainer, old_results
+        self._methods: frozenset[str] = getattr(callbacks, "defined_methods", frozenset())
         self._restarts: dict[tuple[bool, int], int] = {}
 
     def begin(self) -> None:
@@ -718,6 +736,8 @@ class FollowRun(RunListener):
         self._tell("on_checkpoint_loaded")
 
     def extend(self, result: dict[str, Any]) -> None:
+        if self._old_results is not None:
+            self._old_results.extend(result)
         evaluation = self._trainer.evaluation
         groups = [(False, self._trainer.workers)]
         groups += [] if evaluation is None else [(True, evaluation.workers)]
@@ -737,16 +757,6 @@ class FollowRun(RunListener):
         if method in self._methods:
             caller = self._trainer.callbacks
             caller.call("tell", method=method, trainer=self._trainer, arguments=arguments)
-
-
-def follow_run(trainer: Any) -> FollowRun | None:
-    """Returns a listener if the callbacks of a run were written for RLlib."""
-    methods: frozenset[str] = getattr(
-        trainer.experiment.trainer.callbacks, "defined_methods", frozenset()
-    )
-    driven = {"on_learn_on_batch", "on_create_policy", "on_algorithm_init", "on_trainer_init"}
-    driven |= {"on_checkpoint_loaded", "on_workers_recreated", "on_env_runners_recreated"}
-    return FollowRun(trainer, methods) if methods & driven else None
 
 
 def _taken(method: Callable[..., Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -151,6 +151,9 @@ class Race:
         if self.left <= 0:
             self.rewards = {agent: 1.0, other: -1.0}
             self.terminations = dict.fromkeys(self.agents, True)
+        self._cumulative_rewards[agent] = 0.0
+        for one, reward in self.rewards.items():
+            self._cumulative_rewards[one] += reward
         self.agent_selection = other
 
     def close(self) -> None:

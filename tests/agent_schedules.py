@@ -169,5 +169,5 @@ def schedule_slots(
         for k in range(copies)
     ]
     vector = AgentVectorEnv(guards)
-    vector.divide([AGENTS])
+    vector.divide({"default_policy": AGENTS})
     return vector.groups[0], logs

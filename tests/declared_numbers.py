@@ -16,7 +16,7 @@ _OF_TUNE |= {"checkpoint_dir_name", "stop_reason"}
 _TYPES = {"histogram": list, "list": list, "text": str}
 #: Declared numbers that a result need not have: of callbacks, of actions of another space, and of
 #: several agents.
-_SOMETIMES = ("/custom_metrics/", "optimizer/actions/", "<agent>", "learners/<policy>/")
+_SOMETIMES = ("/custom_metrics/", "optimizer/actions/", "<agent>", "<policy>")
 
 
 def values_of(result: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -61,6 +61,7 @@ class FakeTransport(SimulatedTransport):
         cluster: resources of the cluster. All of them are free.
         unplaced: names of the processes that may be waiting for resources.
         lacking: number of processes that really wait for resources. None means all of `unplaced`.
+        ending: the channels to processes whose nodes have announced their end.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class FakeTransport(SimulatedTransport):
         self.cluster = {"CPU": 4.0}
         self.unplaced: set[str] = set()
         self.lacking: int | None = None
+        self.ending: set[Channel] = set()
 
     def make_channel(
         self, make: Callable[..., Any], args: tuple[Any, ...], name: str
@@ -77,6 +79,9 @@ class FakeTransport(SimulatedTransport):
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
         waiting = [channel for channel in channels if channel.name in self.unplaced]
         return waiting, len(waiting) if self.lacking is None else self.lacking
+
+    def leaving(self, channels: Iterable[Channel]) -> list[Channel]:
+        return [channel for channel in channels if channel in self.ending]
 
     def resources(self) -> tuple[dict[str, float], dict[str, float]]:
         return self.cluster, self.cluster

@@ -1,5 +1,6 @@
 """Generates files from config classes, signatures, docstrings and declarations of numbers:
-`docs/options.md`, `docs/api.md`, the tables of `docs/metrics.md`, and the type stub of the presets.
+`docs/options.md`, `docs/api.md`, the tables of `docs/metrics.md`, the pictures of
+`docs/choose-an-optimizer.md`, and the type stub of the presets.
 
 `python tests/generated_files.py` writes the files. `tests/unit/project/test_options.py` compares
 them with the code.
@@ -19,6 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import scheme_pictures
 import yaml
 
 import polopt
@@ -28,6 +30,7 @@ from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.trainers import trainer
 from polopt.trainers.flat_config import plugin_names
 from polopt.trainers.options import (
     Option,
@@ -43,9 +46,10 @@ from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import EvaluationConfig, TrainerConfig
 
 ROOT = Path(__file__).parents[1]
-STUB = ROOT / "trainers" / "typed_presets.pyi"
+STUB = Path(trainer.__file__).with_name("typed_presets.pyi")
 PAGE = ROOT / "docs" / "options.md"
 API_PAGE = ROOT / "docs" / "api.md"
+IMAGES = ROOT / "docs" / "images"
 #: Writes the tables of `docs/metrics.md`.
 METRICS_PAGE = ROOT / "tests" / "unit" / "project" / "metrics_page.py"
 _NESTED = {ModelConfig: "ModelOptions", EvaluationConfig: "EvaluationOptions"}
@@ -567,8 +571,18 @@ def _as_markdown(doc: str) -> Iterator[str]:
             yield f"  {line.strip()}".rstrip()
 
 
+def pictures() -> dict[Path, str]:
+    """Returns the text of each picture of `docs/choose-an-optimizer.md`, by its path."""
+    found = scheme_pictures.PICTURES.items()
+    return {
+        IMAGES / scheme_pictures.file_name(name): scheme_pictures.svg(one) for name, one in found
+    }
+
+
 if __name__ == "__main__":
     runpy.run_path(str(METRICS_PAGE), run_name="__main__")
     STUB.write_text(stub())
     PAGE.write_text(page())
     API_PAGE.write_text(api_page())
+    for path, text in pictures().items():
+        path.write_text(text)

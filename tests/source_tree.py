@@ -22,6 +22,7 @@ PACKAGE_FOLDERS = (
     "recording",
     "rllib",
     "comparison",
+    "simulation",
     "dashboards",
     "command_line",
     "tuned_examples",

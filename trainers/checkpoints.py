@@ -57,8 +57,9 @@ TENSORS, STATE = "tensors.safetensors", "state.json"
 FILES = (TENSORS, checkpoints_0_3.TENSORS, STATE)
 #: Directory for the files of the replay buffer in a checkpoint.
 REPLAY = "replay"
-#: Names of the replay buffer's files in the manifest.
-_FURTHER_FILE = re.compile(rf"{REPLAY}/\w[\w.-]{{0,99}}")
+#: Names of the replay buffer's files in the manifest. With several policies, each has a folder with
+#: a number.
+_FURTHER_FILE = re.compile(rf"{REPLAY}/(\d{{1,9}}/)?\w[\w.-]{{0,99}}")
 #: Maximum size of each file in bytes. `header` is the first part of `tensors.safetensors`. Its
 #: maximum is enough for the names and shapes of about 150,000 tensors.
 _MOST_BYTES = {

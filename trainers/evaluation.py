@@ -77,6 +77,9 @@ NUMBERS = (
             evaluation
         env_runners/episode_len_mean (environment steps, metric=): mean length of its episodes
         env_runners/num_episodes (episodes, metric=): number of its episodes
+        env_runners/agent_episode_returns_mean/<agent> (return, metric=): mean return of the agent
+        env_runners/module_episode_returns_mean/<policy> (return, metric=): mean return of the
+            policy, which is the sum over its agents
         policy_version (updates, metric=): version of the weights of the last evaluation
         policy_env_steps (environment steps, metric=): steps that training had sampled when these
             weights were copied
@@ -137,8 +140,7 @@ def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeS
     if not playing.done:
         return None
     worker.end_episodes(playing.episodes)
-    returns = [episode.episode_return for episode in playing.episodes]
-    return EpisodeStats(returns, [episode.episode_len for episode in playing.episodes])
+    return EpisodeStats.of(playing.episodes)
 
 
 @dataclass
@@ -446,7 +448,11 @@ class Evaluation:
         self._num_reported = self.num_evaluations
         episodes = window.report()
         return {
-            "env_runners": {key: episodes[key] for key in EPISODE_KEYS} | custom,
+            "env_runners": {
+                **{key: episodes[key] for key in EPISODE_KEYS},
+                **window.report_agents(),
+                **custom,
+            },
             "policy_version": 0 if last is None else last.policy_version,
             "policy_env_steps": 0 if last is None else last.policy_env_steps,
             "duration_s": math.nan if last is None else last.duration_s,

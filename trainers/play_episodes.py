@@ -253,7 +253,7 @@ def _agents_sampler(
             f"the agents of the environment need the policies {shown(list(plan.members))}, and the "
             f"checkpoint has {shown(list(members))}"
         )
-    vector.divide(list(plan.members.values()), plan.chooser(lambda: vector.rng, 0))
+    vector.divide(plan.members, plan.chooser(lambda: vector.rng, 0))
     for group, (name, one) in zip(vector.groups, members.items(), strict=True):
         found = group.single_observation_space, group.single_action_space
         if misfit(found, (one.encoder.space, one.action_space)):

@@ -188,7 +188,7 @@ def register_names(
     presets: Mapping[str, type[PolicyOptimizerTrainer]], override: bool | None = None
 ) -> None:
     """Registers trainers with Tune under the keys of `presets`. See `register`."""
-    from ray.tune.registry import register_trainable
+    from ray.tune import register_trainable
 
     add_callbacks()
     for name, cls in presets.items():

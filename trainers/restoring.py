@@ -36,7 +36,7 @@ from polopt.trainers.checkpoints import (
 from polopt.trainers.saved_spaces import space_of
 
 if TYPE_CHECKING:
-    from ray.train import Checkpoint
+    from ray.tune import Checkpoint
 
 logger = logging.getLogger("polopt")
 

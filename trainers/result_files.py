@@ -13,13 +13,13 @@ from typing import Any
 
 from ray import cloudpickle
 from ray.tune.logger import CSVLoggerCallback, JsonLoggerCallback, TBXLoggerCallback
-from ray.tune.utils import flatten_dict
 from tensorboardX import SummaryWriter
 from tensorboardX.event_file_writer import EventsWriter
 from tensorboardX.writer import FileWriter
 
 from polopt.common.add_ons import add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.trainers.results import flattened
 
 logger = logging.getLogger("polopt")
 
@@ -56,7 +56,7 @@ class ResultTable(CSVLoggerCallback):
     def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
         """Appends a result to the file. If a key is new, first writes the whole file again."""
         kept = {key: value for key, value in result.items() if key != "config"}
-        row, path = flatten_dict(kept, delimiter="/"), Path(trial.local_path, _TABLE)
+        row, path = flattened(kept), Path(trial.local_path, _TABLE)
         if trial not in self._columns:
             trial.init_local_path()
             self._restore_from_remote(_TABLE, trial)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ray.tune.utils import flatten_dict
-
 from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
 from polopt.metrics import episode_window
@@ -83,6 +81,7 @@ _OPEN_BLOCKS = (
     "fault_tolerance/",
     "env_runners/custom_metrics/",
     "env_runners/agent_episode_returns_mean/",
+    "env_runners/module_episode_returns_mean/",
     "evaluation/",
 )
 
@@ -172,6 +171,17 @@ def check_stop_key(path: str) -> None:
         )
 
 
+def flattened(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a result with one key for each number, as in Tune's tables: `a/b` for the key `b` of
+    the dict `a`. Keys of inner dicts come after all others."""
+    flat = dict(result)
+    while inner := [key for key, value in flat.items() if isinstance(value, dict)]:
+        flat |= {f"{key}/{name}": value for key in inner for name, value in flat[key].items()}
+        for key in inner:
+            del flat[key]
+    return flat
+
+
 def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
     """Checks that a result has all keys of a stop criterion. A custom metric may be missing,
     because no episode may have reported it yet.
@@ -184,10 +194,10 @@ def check_stop_keys(keys: Iterable[str], result: Mapping[str, Any]) -> None:
         ConfigError: the result lacks a key. The message names all missing keys, and the new name of
             each, or the most similar keys.
     """
-    known = flatten_dict(dict(result))
+    known = flattened(result)
     problems = []
     for key in keys:
-        if key not in known and "/custom_metrics/" not in key:
+        if key not in known and "/custom_metrics/" not in f"/{key}":
             now = hint("result key", key)
             instead = f". It is now {now!r}" if now else nearest_of(key, known)
             problems.append(f"stop: results have no key {key!r}, so no run would reach it{instead}")

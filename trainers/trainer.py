@@ -11,15 +11,15 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import ray
 from pyarrow import fs
 from ray import tune
-from ray.train.constants import DEFAULT_STORAGE_PATH
 
 from polopt.common.add_ons import RunListener, add_ons
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import storage_folder
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
@@ -71,7 +71,7 @@ def _checked(request: Callable[..., tune.PlacementGroupFactory]) -> Any:
     connected to Ray, the wrapper also warns if Ray has fewer resources than the run requests."""
 
     def checked(cls: type[PolicyOptimizerTrainer], config: dict[str, Any]) -> Any:
-        Experiment.parse(config, cls.preset)
+        cls.parse_config(config)
         factory = request(cls, config)
         if ray.is_initialized():
             warn_if_larger(cls.__name__, factory.required_resources)
@@ -143,6 +143,16 @@ class PolicyOptimizerTrainer(tune.Trainable):
     #: During `restart`, the path to which Tune will move the checkpoint that is restored.
     _restored_as: Path | None = None
 
+    @classmethod
+    def parse_config(cls, config: dict[str, Any]) -> Experiment:
+        """Parses a config for this class. A subclass whose options have other names translates them
+        here.
+
+        Raises:
+            ConfigError: the config is wrong. See `Experiment.parse`.
+        """
+        return Experiment.parse(config, cls.preset)
+
     # ---- what Tune calls -------------------------------------------------------------------------
 
     @_checked
@@ -153,7 +163,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         Raises:
             ConfigError: the config is wrong. See `Experiment.parse`.
         """
-        return bundles(Experiment.parse(config, cls.preset))
+        return bundles(cls.parse_config(config))
 
     def setup(self, config: dict[str, Any], run: RunContext | None = None) -> None:
         """Creates the workers and the optimizer.
@@ -170,7 +180,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if run is not None:
             self._command = run
             self._log_handler = run.enter()
-        self._run = Run(Experiment.parse(config, self.preset), self._users_directory)
+        self._run = Run(self.parse_config(config), self._users_directory)
         if self._files is not None:  # up to Ray 2.54, Tune has set another directory
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
         followed = [add_on.follow(self) for add_on in add_ons()]
@@ -249,7 +259,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             RuntimeError: the trainer has been stopped.
         """
         self._check_runs("reset_config")
-        self._run.experiment = Experiment.parse(new_config, self.preset)
+        self._run.experiment = self.parse_config(new_config)
         self._run_state = RunState()
         self._begin()
         return True
@@ -377,7 +387,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         if isinstance(log_dir, ResultFiles):
             self._files = log_dir
         elif log_dir is not None:
-            Experiment.parse(config, self.preset)  # raises before the directory is created
+            self.parse_config(config)  # raises before the directory is created
             self._files = ResultFiles(log_dir)
         super().__init__(OwnCopies(config), storage=storage, **others)
 
@@ -464,7 +474,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             ) from error
         if self._storage_of_trial is not None:
             return saved
-        checkpoint = tune.Checkpoint.from_directory(str(checkpoint_dir))
+        # Ray's types say that the result has the base class.
+        checkpoint = cast(tune.Checkpoint, tune.Checkpoint.from_directory(str(checkpoint_dir)))
         return SavedCheckpoint(checkpoint, saved.metrics, self.iteration)
 
     def restore(self, checkpoint_path: Any) -> None:
@@ -518,7 +529,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """
         found, state = read_or_fall_back(find_checkpoint(checkpoint_path(checkpoint)))
         config = config_of(state, f"checkpoint {found}", changes, cls.preset)
-        Experiment.parse(config, cls.preset)  # raises before the directory is created
+        cls.parse_config(config)  # raises before the directory is created
         files = None if log_dir is None else ResultFiles.after_restore(log_dir, found)
         trainer = cls(config, log_dir=files)
         try:
@@ -698,6 +709,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
         run.callbacks = callbacks  # the user's object in the driver may count policies
         with run.own_generators():
             run.optimizer.set_state({**state, "policy": {**state["policy"], "policies": members}})
+        run.optimizer.metrics.episodes.keep_policies(members)
         if run.evaluation is not None and evaluation is not None:
             run.evaluation.set_state(evaluation)
 
@@ -814,7 +826,7 @@ class PolicyOptimizerTrainer(tune.Trainable):
             self._logdir = str(self._files.folder)  # type: ignore[assignment]
             return
         name = f"{type(self).__name__}_{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(4)}"
-        self._logdir = f"{DEFAULT_STORAGE_PATH}/{name}"  # type: ignore[assignment]
+        self._logdir = f"{storage_folder()}/{name}"  # type: ignore[assignment]
 
     def reset(self, new_config: dict[str, Any], storage: Any = None, **others: Any) -> bool:
         """Prepares this trainer for another trial. Tune calls this method when it reuses actors."""

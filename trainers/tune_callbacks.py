@@ -8,13 +8,10 @@ import os
 from typing import Any
 
 from ray import tune
-from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR
-from ray.tune.progress_reporter import TrialProgressCallback
-from ray.tune.utils import flatten_dict
-from ray.widgets.util import in_notebook
 
 from polopt.common.add_ons import hint
-from polopt.trainers.results import check_stop_keys
+from polopt.common.ray_names import CALLBACKS_VARIABLE, in_notebook, notebook_callback
+from polopt.trainers.results import check_stop_keys, flattened
 
 logger = logging.getLogger("polopt")
 
@@ -54,7 +51,7 @@ class Checks(tune.Callback):
             check_stop_keys(trial.stopping_criterion, result)
 
 
-class NotebookProgress(TrialProgressCallback):
+class NotebookProgress(notebook_callback()):  # type: ignore[misc]  # a class of Ray
     """Shows only the result keys in `_progress_metrics` of the trial's class.
 
     In a terminal, Tune itself uses `_progress_metrics`. In a notebook, Tune itself would show
@@ -65,7 +62,7 @@ class NotebookProgress(TrialProgressCallback):
         """Shows one result. Tune calls this method only in notebooks."""
         named = getattr(trial.get_trainable_cls(), "_progress_metrics", None)
         if named:
-            flat = flatten_dict(result)
+            flat = flattened(result)
             result = {key: flat[key] for key in named if key in flat}
         super().display_result(trial, result, error, done)
 
@@ -99,9 +96,9 @@ def is_preset(trainable: type[Any]) -> bool:
 def add_callbacks() -> None:
     """Makes each Tune experiment of this process use `Checks`, and in a notebook also
     `NotebookProgress`. Outside of notebooks, Tune would warn about `NotebookProgress`."""
-    names = [name for name in os.environ.get(RAY_TUNE_CALLBACKS_ENV_VAR, "").split(",") if name]
+    names = [name for name in os.environ.get(CALLBACKS_VARIABLE, "").split(",") if name]
     for callback in (Checks, NotebookProgress) if in_notebook() else (Checks,):
         own = f"{callback.__module__}.{callback.__qualname__}"
         if own not in names:
             names.append(own)
-    os.environ[RAY_TUNE_CALLBACKS_ENV_VAR] = ",".join(names)
+    os.environ[CALLBACKS_VARIABLE] = ",".join(names)

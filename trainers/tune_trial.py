@@ -1,8 +1,5 @@
 """What a trainer has to do with a trial of Tune: resources, storage, the current directory, the log
-file, and SIGTERM.
-
-Tune has no public name for the storage of a trial. Only this file uses `Trainable._storage`.
-"""
+file, and SIGTERM."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from typing import Any
 import ray
 from pyarrow import fs
 from ray import tune
-from ray.train.constants import RAY_CHDIR_TO_TRIAL_DIR
 
+from polopt.common.ray_names import CHDIR_VARIABLE, storage_of
 from polopt.trainers.experiment import Experiment
 
 
@@ -64,7 +61,7 @@ def bundles(experiment: Experiment) -> tune.PlacementGroupFactory:
 def next_checkpoint(trainable: tune.Trainable) -> Path | None:
     """Returns the directory in Tune's storage to which Tune will copy the next checkpoint. Returns
     None without Tune."""
-    storage = trainable._storage
+    storage = storage_of(trainable)
     if storage is None:
         return None
     ahead = copy.copy(storage)
@@ -144,7 +141,7 @@ def directory_before_tune(storage: Any) -> str | None:
         storage: Tune's `StorageContext` of the trial. `None` means that the trainer runs without
             Tune.
     """
-    changes = storage is not None and os.environ.get(RAY_CHDIR_TO_TRIAL_DIR, "1") != "0"
+    changes = storage is not None and os.environ.get(CHDIR_VARIABLE, "1") != "0"
     return os.getcwd() if changes else None
 
 
@@ -184,7 +181,7 @@ def explain_missing_file(users: str | None) -> Iterator[None]:
             hint = (
                 f"{path!r} was looked up in the directory of the trial instead of {users}, because "
                 "Tune has changed the current directory. Give an absolute path, or set the "
-                f"environment variable {RAY_CHDIR_TO_TRIAL_DIR}=0"
+                f"environment variable {CHDIR_VARIABLE}=0"
             )
             if isinstance(error, OSError):
                 error.strerror = f"{error.strerror}. {hint}"

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from polopt.dashboards.data.colors import phase_color
+from polopt.dashboards.data.colors import PALETTE, phase_color
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.scales import Scale, scale_of
 from polopt.dashboards.data.selection import Run, Selection
@@ -150,6 +150,23 @@ def run_lines(
         from_zero=from_zero,
         shape=shape,
     )
+
+
+def part_lines(selection: Selection, run: Run, plot: Plot, keys: Mapping[str, str]) -> Panel:
+    """Draws a line for each part of a run, such as its agents. If there are more parts than colors,
+    only the first ones have a line.
+
+    Args:
+        selection: gives the x axis.
+        run: the run.
+        plot: the plot, without `keys`.
+        keys: the name and the column of each part.
+    """
+    most = len(PALETTE)
+    more = f" The first {most} of {len(keys)}." if len(keys) > most else ""
+    # Short names come first, so the names that end in 2 come before those that end in 10.
+    shown = {name: keys[name] for name in sorted(keys, key=lambda name: (len(name), name))[:most]}
+    return plot_lines(selection, run, replace(plot, help=plot.help + more, keys=shown))
 
 
 def plot_lines(selection: Selection, run: Run, plot: Plot) -> Panel:

@@ -54,8 +54,8 @@ class Panel:
         rows: cells of a table.
         findings: the entries of a list of findings. Each entry is the text of the problem, the
             change that may help, and the groups that have the problem.
-        note: a sentence about values that the plot does not show, or shows smoothed. Unlike
-            `help`, it is always visible.
+        note: a text, such as a sentence about values that the plot does not show, or shows
+            smoothed. Unlike `help`, it is always visible. It may be all that the panel has.
         missing: the reason why there is nothing to show. Empty if there is something to show.
         wide: whether the panel spans the width of the page.
         run: label of the run that the panel shows. Empty if it shows all selected runs.

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from polopt.dashboards.data.colors import PALETTE
 from polopt.dashboards.data.downsample import Curve, downsample_rows
 from polopt.dashboards.data.selection import Run, Selection
 from polopt.dashboards.data.tab import Plot
-from polopt.dashboards.views.charts import plot_lines
+from polopt.dashboards.views.charts import part_lines
 from polopt.dashboards.views.drawing import (
     Panel,
     add_band,
@@ -31,14 +30,31 @@ _MOST_ROW_NAMES = 16  # maximum number of row names beside a heat map
 
 
 def episode_panels(selection: Selection, run: Run) -> list[Panel]:
-    """Returns panels of returns and lengths in the newest result and over time, and of actions."""
+    """Returns panels of returns and lengths in the newest result and over time, of the returns of
+    agents and of policies, and of actions."""
     return [
         _histogram(run, "return", "Returns of the last episodes", "episode return"),
         _quantiles(selection, run, "return", "Distribution of returns", "episode return"),
         _histogram(run, "len", "Lengths of the last episodes", "environment steps"),
         _quantiles(selection, run, "len", "Distribution of lengths", "environment steps"),
+        *_agents(selection, run),
         *_actions(selection, run),
     ]
+
+
+def _agents(selection: Selection, run: Run) -> list[Panel]:
+    """Draws the returns by agent and by policy, if the environment has several agents."""
+    panels = []
+    for which, noun in (("agent", "agent"), ("module", "policy")):
+        prefix = f"{_BLOCK}{which}_episode_returns_mean/"
+        found = (name for name in run.trial.rows.names() if name.startswith(prefix))
+        if keys := {name.removeprefix(prefix): name for name in found}:
+            help_ = f"The mean over the last 100 episodes in which the {noun} took part."
+            if noun == "policy":
+                help_ += " The return of a policy is the sum over its agents."
+            plot = Plot(f"{noun}-returns", f"Return by {noun}", help_, "episode return", {})
+            panels.append(part_lines(selection, run, plot, keys))
+    return panels
 
 
 def _histogram(run: Run, which: str, title: str, x_title: str) -> Panel:
@@ -134,16 +150,9 @@ def _dimensions(selection: Selection, run: Run, statistic: str) -> Panel:
     }[statistic]
     names = run.trial.rows.names()
     number = sum(name.startswith(f"{_ACTIONS}{statistic}/") for name in names)
-    first = f" Dimensions 0 to {len(PALETTE) - 1} of {number}." if number > len(PALETTE) else ""
-    shown = range(min(number, len(PALETTE)))
-    plot = Plot(
-        f"action-{statistic}",
-        f"{word} of each action dimension",
-        f"{help_}{first}",
-        "action",
-        {f"dimension {index}": f"{_ACTIONS}{statistic}/{index}" for index in shown},
-    )
-    return plot_lines(selection, run, plot)
+    key, title = f"action-{statistic}", f"{word} of each action dimension"
+    keys = {f"dimension {index}": f"{_ACTIONS}{statistic}/{index}" for index in range(number)}
+    return part_lines(selection, run, Plot(key, title, help_, "action", {}), keys)
 
 
 def _shares(selection: Selection, run: Run) -> Panel:

@@ -9,8 +9,8 @@ import numpy as np
 from polopt.dashboards.data.colors import evaluation_dash
 from polopt.dashboards.data.downsample import Array
 from polopt.dashboards.data.selection import Run, Selection
-from polopt.dashboards.data.tab import OptimizerTab
-from polopt.dashboards.views.charts import Line, line_plot, run_lines, scale_of_runs
+from polopt.dashboards.data.tab import OptimizerTab, Plot
+from polopt.dashboards.views.charts import Line, line_plot, part_lines, run_lines, scale_of_runs
 from polopt.dashboards.views.drawing import MOST_BANDS, Panel, not_in_results
 from polopt.metrics import learner
 from polopt.metrics.number import Number, within
@@ -22,7 +22,10 @@ _MOST_FURTHER = 20
 
 
 def panels(selection: Selection) -> list[Panel]:
-    """Returns the panels of the tab."""
+    """Returns the panels of the tab. If the run in focus has policies with names, they show the
+    policies of this run."""
+    if of_policies := _policies(selection):
+        return [*of_policies, _rows(selection)]
     common = within(_BLOCK, learner.NUMBERS)
     values = {_PREDICTED, _TARGET}
     return [
@@ -32,6 +35,26 @@ def panels(selection: Selection) -> list[Panel]:
         _rows(selection),
         *(_statistic(selection, each, "learner-") for each in _further(selection, common)),
     ]
+
+
+def _policies(selection: Selection) -> list[Panel]:
+    """Draws each statistic of the run in focus with a line for each policy. Empty for a run with
+    one policy without a name."""
+    run = selection.focused()
+    found: dict[str, dict[str, str]] = {}
+    for name in run.trial.rows.names() if run is not None else ():
+        block, _, path = name.partition("/")
+        policy, _, statistic = path.partition("/")
+        if block == "learners" and policy not in ("default_policy", "__all_modules__"):
+            found.setdefault(statistic, {})[policy] = name
+    panels = []
+    for statistic, keys in sorted(found.items())[:_MOST_FURTHER]:
+        number = OptimizerTab("", "").number(f"{_BLOCK}/{statistic}")
+        unit = number.unit or number.heading.lower()
+        plot = Plot(f"policies-{statistic}", number.heading, number.sentence, unit, {})
+        assert run is not None
+        panels.append(part_lines(selection, run, plot, keys))
+    return panels
 
 
 def _statistic(selection: Selection, number: Number, prefix: str) -> Panel:

@@ -65,7 +65,7 @@ class AgentPolicies:
                 allowed = [one for one in names if agent in self.members[one]]
                 raise EnvironmentAPIError(
                     f"policy_mapping_fn: got {shown(name)} for agent {agent!r}. Allowed: "
-                    f"{_listed(allowed)}"
+                    f"{_listed(allowed)}{_may_change(self.mapping)}"
                 )
             return names.index(name)
 
@@ -107,6 +107,21 @@ def _accepted(function: Callable[..., Any]) -> list[str]:
     except (TypeError, ValueError):  # some callables written in C have no signature
         return []
     return [one.name for one in parameters if one.name in _CHANGING]
+
+
+def _changes(mapping: Any) -> bool:
+    """Whether an agent may get another policy in each episode."""
+    return not isinstance(mapping, Mapping) and bool(_accepted(_loaded(mapping)))
+
+
+def _may_change(mapping: Any) -> str:
+    """The end of an error message, for a mapping function that polopt takes to be constant."""
+    if isinstance(mapping, Mapping) or mapping is None or _changes(mapping):
+        return ""
+    return (
+        ". If the mapping changes from episode to episode, it must take the argument 'rng', "
+        "'episode' or 'worker', and should draw from 'rng', such as (agent_id, rng)"
+    )
 
 
 def _first_match(patterns: Mapping[str, str], agent: AgentID) -> str:
@@ -154,7 +169,7 @@ def resolve_policies(
         mapping = {"*": names[0]}
     call = caller_of(mapping)
     assert call is not None
-    changes = not isinstance(mapping, Mapping) and _accepted(_loaded(mapping))
+    changes = _changes(mapping)
     members: dict[str, list[AgentID]] = {name: [] for name in names}
     further = {
         "rng": np.random.default_rng(0),
@@ -182,7 +197,7 @@ def resolve_policies(
         if not agents:
             raise ConfigError(
                 f"key 'policies': policy {name!r} acts for no agent. The agents are "
-                f"{_listed(spaces_of)}"
+                f"{_listed(spaces_of)}{_may_change(mapping)}"
             )
     return AgentPolicies(members, mapping)
 

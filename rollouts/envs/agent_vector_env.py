@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from gymnasium import Space, spaces
@@ -14,8 +15,10 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array
 from polopt.common.action_mask import MASK_KEY, ActionMask, find_action_mask
 from polopt.common.episodes import Episode
 from polopt.common.faults import Fault
+from polopt.common.plain_data import plain
 from polopt.common.progress import PROGRESS
 from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_state import get_states, set_states
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, FaultTolerantEnv, cast_floats
 
 AgentID = Hashable
@@ -80,10 +83,21 @@ class MappedEpisode(NamedTuple):
     Attributes:
         number: how many episodes the vector has begun before, in all its copies.
         env_index: the index of the copy.
+        id_, episode_id: the same as `number`. Other libraries use these names.
     """
 
     number: int
     env_index: int
+
+    @property
+    def id_(self) -> int:
+        """The same as `number`."""
+        return self.number
+
+    @property
+    def episode_id(self) -> int:
+        """The same as `number`."""
+        return self.number
 
 
 class AgentVectorEnv:
@@ -133,13 +147,13 @@ class AgentVectorEnv:
 
     def divide(
         self,
-        members: Sequence[Sequence[AgentID]],
+        members: Mapping[str, Sequence[AgentID]],
         choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0,
     ) -> None:
         """Makes `groups`.
 
         Args:
-            members: for each group, the agents that may have a slot in it.
+            members: for each policy, the agents that may have a slot in its group.
             choose: a function that returns the index of the group of an agent. It is called when
                 the agent appears in an episode, and receives this episode.
 
@@ -148,8 +162,8 @@ class AgentVectorEnv:
         """
         first: Any = self.envs[0].env
         self.groups = [
-            SlotGroup(self, agents, shared_spaces(first, agents), first.render_mode)
-            for agents in members
+            SlotGroup(self, name, agents, shared_spaces(first, agents), first.render_mode)
+            for name, agents in members.items()
         ]
         self._choose = choose
 
@@ -196,6 +210,63 @@ class AgentVectorEnv:
                 self._note_acting(k, observations)
         for group in self.groups:
             group.end_step()
+
+    # ---- state ----------------------------------------------------------------------------------
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Returns a copy of the state of all copies and slots. Returns None if the environments
+        cannot return their state. See `polopt.rollouts.envs.env_state`."""
+        states = get_states(self.envs)
+        if states is None:
+            return None
+        copies: list[Any] = [env.env for env in self.envs]
+        found: dict[str, Any] = plain(
+            {
+                "envs": states,
+                "agents": {group.name: group.agents for group in self.groups},
+                "episodes": [env.get_episode() for env in copies],
+                "groups": {group.name: group.get_state() for group in self.groups},
+                "policies": [
+                    {agent: group.name for agent, (group, _) in slots.items()}
+                    for slots in self._slots
+                ],
+                "returns": self._returns,
+                "lengths": self._lengths,
+                "truncated": self._truncated,
+                "numbers": self._numbers,
+                "begun": self._begun,
+                "rng": self.rng.bit_generator.state,
+            }
+        )
+        return found
+
+    def set_state(self, state: Mapping[str, Any]) -> bool:
+        """Restores a state that `get_state` returned. Returns False if the environments cannot
+        restore it, or if their number, the agents or the policies have changed. The caller must
+        then begin new episodes in all copies."""
+        of_groups = {group.name: group.agents for group in self.groups}
+        fits = len(state["envs"]) == len(self.envs) and state["agents"] == of_groups
+        if not fits or not set_states(self.envs, state["envs"]):
+            return False
+        named = {group.name: group for group in self.groups}
+        for group in self.groups:
+            group.set_state(state["groups"][group.name])
+        for k, env in enumerate(self.envs):
+            adapter: Any = env.env
+            adapter.set_episode(state["episodes"][k])
+            self._acting[k] = adapter.acting
+            self._slots[k] = {
+                agent: (named[name], named[name].slot_of(k, agent))
+                for agent, name in state["policies"][k].items()
+            }
+            self._returns[k] = dict(state["returns"][k])
+        self.data = [{} for _ in self.envs]
+        self._lengths, self._truncated = list(state["lengths"]), list(state["truncated"])
+        self._numbers, self._begun = list(state["numbers"]), state["begun"]
+        self.rng.bit_generator.state = state["rng"]
+        return True
+
+    # ---- one step -------------------------------------------------------------------------------
 
     def _reset_copy(self, k: int, seed: int | None = None) -> None:
         observations, info = self.envs[k].reset(seed=seed)
@@ -281,6 +352,7 @@ class AgentVectorEnv:
             self.data[k],
             over,
             agent_returns=returns,
+            agent_policies={agent: group.name for agent, (group, _) in self._slots[k].items()},
             observation=observations,
             action=actions,
             reward=reward,
@@ -299,17 +371,17 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     Slot `k * A + a` is the place of agent `a` of A agents in copy `k`. A slot may have no agent at
     times. A row of a step has a meaning only if the transition of its slot closed in this step (see
     `AgentVectorEnv`). The observation of a slot stays the same until its transition closes. A slot
-    without an agent holds the last observation of this slot, or of another slot.
+    without an agent holds the last observation of this slot, or any observation of its space.
 
     Args:
         vector: the environments.
+        name: the name of the policy.
         agents: the A agents.
         of_agents: the observation space and the action space of each agent.
         render_mode: the render mode of the environments.
 
     Attributes:
-        vector: the environments.
-        agents: the A agents.
+        vector, name, agents: the arguments.
         acts: `[N]` bool, True for the slots whose agents act in the next step.
         has_row: `[N]` bool, True for the slots whose transitions closed in the last step.
         open: `[N]` bool, True for the slots whose agents have acted, and whose transitions have not
@@ -324,12 +396,14 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     def __init__(
         self,
         vector: AgentVectorEnv,
+        name: str,
         agents: Sequence[AgentID],
         of_agents: tuple[Space[Any], Space[Any]],
         render_mode: str | None,
     ) -> None:
         self.metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}
         self.vector = vector
+        self.name = name
         self.agents = list(agents)
         self.num_envs = len(vector.envs) * len(self.agents)
         self.single_observation_space, self.single_action_space = of_agents
@@ -403,6 +477,22 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
 
     def _range_of(self, k: int) -> range:
         return range(k * len(self.agents), (k + 1) * len(self.agents))
+
+    def get_state(self) -> dict[str, Any]:
+        """Returns the state of the slots."""
+        return {
+            "acts": self._acts,
+            "open": self._open,
+            "sums": self.sums,
+            "observations": self._observations.get_state(),
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Restores a state that `get_state` returned."""
+        self._acts, self._open = list(state["acts"]), list(state["open"])
+        self.sums = list(state["sums"])
+        self._observations.set_state(state["observations"])
+        self.end_step()
 
     def begin_step(self) -> None:
         """Empties the results of the step before."""
@@ -478,22 +568,34 @@ class _Observations:
     def __init__(self, space: Space[Any], num: int) -> None:
         self._space = space
         self._is_array = isinstance(space, _ARRAYS)
-        self._array: Any = create_empty_array(space, num)
-        self._items: list[Any] = [None] * num
-        self._filled = False
+        self._array = cast("Any", create_empty_array(space, num))
+        # A slot without an agent also needs an observation of the space, with a valid action mask.
+        own = copy.deepcopy(space)
+        own.seed(0)
+        first: Any = own.sample()
+        if isinstance(space, spaces.Dict) and MASK_KEY in first:
+            first[MASK_KEY] = np.ones_like(first[MASK_KEY])
+        self._items: list[Any] = [first] * num
+        if self._is_array:
+            self._array[:] = first
 
     def put(self, slot: int, observation: Any) -> None:
-        """Sets the observation of a slot. The first observation goes to all slots, because a slot
-        without an agent needs an observation with a valid action mask."""
-        if not self._filled:
-            self._filled = True
-            self._items = [observation] * len(self._items)
-            if self._is_array:
-                self._array[:] = observation
+        """Sets the observation of a slot."""
         if self._is_array:
             self._array[slot] = observation
         else:
             self._items[slot] = observation
+
+    def get_state(self) -> Any:
+        """Returns the observations of all slots."""
+        return self._array if self._is_array else self._items
+
+    def set_state(self, observations: Any) -> None:
+        """Restores observations that `get_state` returned."""
+        if self._is_array:
+            self._array[:] = observations
+        else:
+            self._items = list(observations)
 
     def batch(self) -> Any:
         """The observations `[N, ...]`. The next call overwrites them."""

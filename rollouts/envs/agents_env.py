@@ -187,6 +187,25 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         truncated = {agent: True for agent, how in ended.items() if not how}
         return observations, rewards, terminated, truncated, step.infos
 
+    def get_episode(self) -> dict[str, Any]:
+        """Returns where the current episode is, without the state of the user's environment."""
+        return {
+            "elapsed": self._elapsed,
+            "idle": self._idle,
+            "there": list(self._there),
+            "left": [agent for agent in self.possible_agents if agent in self._left],
+            "latest": dict(self._latest),
+            "acting": list(self.acting),
+            "over": self.over,
+        }
+
+    def set_episode(self, episode: Mapping[str, Any]) -> None:
+        """Continues an episode from what `get_episode` returned."""
+        self._elapsed, self._idle = episode["elapsed"], episode["idle"]
+        self._there, self._left = dict.fromkeys(episode["there"]), set(episode["left"])
+        self._latest, self.acting = dict(episode["latest"]), list(episode["acting"])
+        self.over = episode["over"]
+
     def render(self) -> Any:
         """Returns what the environment renders."""
         return self.env.render()

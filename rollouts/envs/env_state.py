@@ -27,7 +27,7 @@ of `TimeLimit`, and a vector's flags for resets at the next step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import gymnasium
@@ -54,6 +54,20 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
     vector: Any = env.unwrapped
     of_vector = _method(vector, _GET) is not None
     owners = [vector] if of_vector else _sub_envs(env)
+    states = get_states(owners)
+    if not states:
+        return None
+    if of_vector:
+        return {"vector": states[0]}
+    return {
+        "envs": states,
+        "elapsed": [[limit._elapsed_steps for limit in _time_limits(sub)] for sub in owners],
+    }
+
+
+def get_states(owners: Iterable[Any]) -> list[Any] | None:
+    """Returns copies of the states of some environments or vectors. Returns None in the cases that
+    `get_env_state` describes."""
     states = []
     for owner in owners:
         get = _method(owner, _GET)
@@ -66,14 +80,12 @@ def get_env_state(env: VectorEnv[Any, Any, Any]) -> dict[str, Any] | None:
         except Exception as error:  # a user's method may raise anything
             warn_without(innermost(owner), f"{_GET}()", error, _NEW_EPISODES)
             return None
-    if of_vector:
-        return {"vector": states[0]}
-    if not owners:
-        return None
-    return {
-        "envs": states,
-        "elapsed": [[limit._elapsed_steps for limit in _time_limits(sub)] for sub in owners],
-    }
+    return states
+
+
+def set_states(owners: Iterable[Any], states: Iterable[Any]) -> bool:
+    """Restores states that `get_states` returned. Returns whether all could be restored."""
+    return all(_restore(owner, one) for owner, one in zip(owners, states, strict=True))
 
 
 def set_env_state(

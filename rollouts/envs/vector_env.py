@@ -236,7 +236,8 @@ def _probe_agents(env: AgentsEnv, config: RolloutConfig) -> ProbedEnv:
     if config.vectorization_mode == "async":
         raise ConfigError(
             "key 'vectorization_mode': got 'async' for an environment with several agents; "
-            "allowed: 'sync' or None"
+            "allowed: 'sync' or None. Gymnasium's processes exchange arrays of a fixed size, but "
+            "the agents that act change from step to step. For more processes, raise 'num_workers'"
         )
     if config.autoreset_mode not in (None, "same_step"):
         raise ConfigError(
@@ -325,7 +326,7 @@ def _vector_of_agents(
         for i, make in enumerate(makers)
     ]
     vector, plan = AgentVectorEnv(guards), policies_of_agents(first, config)
-    vector.divide(list(plan.members.values()), plan.chooser(lambda: vector.rng, worker_index))
+    vector.divide(plan.members, plan.chooser(lambda: vector.rng, worker_index))
     return vector.groups[0]
 
 

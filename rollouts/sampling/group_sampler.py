@@ -141,12 +141,21 @@ class GroupSampler:
             one.leave_gap()
 
     def get_state(self) -> dict[str, Any] | None:
-        """None: environments with several agents begin new episodes when a run is restored."""
-        return None
+        """See `VectorSampler.get_state`."""
+        env_state = self.vector.get_state()
+        if env_state is None:
+            return None
+        own = {name: one.get_own_state() for name, one in self.samplers.items()}
+        return {"env": env_state, "samplers": own}
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Begins new episodes."""
-        self.reset()
+        """Restores a state that `get_state` returned. Begins new episodes if the environments
+        cannot restore it, or if their number, the agents or the policies have changed."""
+        if not self.vector.set_state(state["env"]):
+            self.reset()
+            return
+        for name, one in self.samplers.items():
+            one.set_own_state(state["samplers"][name])
 
     def get_statistics(self) -> dict[str, Any]:
         """See `VectorSampler.get_statistics`."""

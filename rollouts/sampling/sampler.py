@@ -526,11 +526,15 @@ class VectorSampler:
         """Returns the state of the environments (see `polopt.rollouts.envs.env_state`), of the
         current episodes, and of the random generator. Returns None if the environments cannot
         return their state."""
-        env_state = get_env_state(self.env)
-        if env_state is None:
-            return None
+        if isinstance(self.env, SlotGroup):
+            env_state = self.env.vector.get_state()
+        else:
+            env_state = get_env_state(self.env)
+        return None if env_state is None else {"env": env_state, **self.get_own_state()}
+
+    def get_own_state(self) -> dict[str, Any]:
+        """Returns the state without the state of the environments."""
         return {
-            "env": env_state,
             "obs": self._obs.copy(),
             "resets_next": self._autoreset.pending.copy(),
             "memory": self._memory.copy(),
@@ -550,12 +554,19 @@ class VectorSampler:
         next_step = isinstance(self._autoreset, NextStep)
         fits = len(resets) == self.env.num_envs and (next_step or not resets.any())
         obs = np.array(state["obs"])
-        fits = fits and set_env_state(self.env, state["env"], resets)
+        if isinstance(self.env, SlotGroup):
+            fits = fits and self.env.vector.set_state(state["env"])
+        else:
+            fits = fits and set_env_state(self.env, state["env"], resets)
         if not fits or (obs.dtype, obs.shape) != (self._obs.dtype, self._obs.shape):
             self.reset()
             return
-        self._obs, self._raw = obs, None
-        self._autoreset.pending = resets
+        self.set_own_state(state)
+
+    def set_own_state(self, state: Mapping[str, Any]) -> None:
+        """Restores the state without the state of the environments."""
+        self._obs, self._raw = np.array(state["obs"]), None
+        self._autoreset.pending = np.asarray(state["resets_next"], dtype=bool)
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)
         if "discounted_returns" in state:  # not in older states

@@ -18,7 +18,7 @@ from __future__ import annotations
 import signal
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 #: A function that runs in a process, `fn(target, *args)`. See `Message`.
@@ -75,11 +75,13 @@ class LostProcessError(ChannelError):
     Attributes:
         at_start: True if an exception ended the start of the process, for example because the
             process could not make its object.
+        preempted: True if Ray reports that the node of the process was preempted.
     """
 
-    def __init__(self, message: str, at_start: bool = False) -> None:
+    def __init__(self, message: str, at_start: bool = False, preempted: bool = False) -> None:
         super().__init__(message)
         self.at_start = at_start
+        self.preempted = preempted
 
 
 class LostReferenceError(ChannelError):
@@ -276,6 +278,17 @@ class Transport(ABC):
             requests are unmet, but not which processes made them. The number is only an upper
             limit, because other programs may have made some of the requests.
         """
+
+    def leaving(self, channels: Iterable[Channel]) -> list[Channel]:
+        """Returns those of the channels whose nodes have announced their end, for example because
+        a cloud provider takes them back soon. Does not wait. Empty unless a transport knows of
+        nodes.
+
+        Args:
+            channels: the channels to processes that are up. Usually, no channel is read from this
+                iterable.
+        """
+        return []
 
     @abstractmethod
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:

@@ -177,8 +177,9 @@ class ControlAgent:
         return self._page(path).silent_s()
 
     def request_stop(self, path: str, request: EarlyStopRequest) -> None:
-        """See `ControlPage.request_stop`."""
-        self._page(path).request_stop(request)
+        """See `ControlPage.request_stop`. Does nothing if the process has ended meanwhile."""
+        with contextlib.suppress(FileNotFoundError):
+            self._page(path).request_stop(request)
 
     def forget(self, path: str) -> None:
         """Closes the page of a process that has ended, and removes its file."""

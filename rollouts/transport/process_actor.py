@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,17 @@ class ProcessActor:
     def __init__(self) -> None:
         self._control = ControlPage()
         self._server = SocketServer()
+        self._on_sigterm = signal.signal(signal.SIGTERM, self._announce_end)
+
+    def _announce_end(self, number: int, frame: Any) -> None:
+        """Handles SIGTERM. Its answers then tell the driver that this process leaves, and the
+        driver replaces it once its work has come back. A second SIGTERM, or SIGTERM before the
+        target was made, ends the process at once."""
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        if self.target is None:
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            self.target.leaves = True
 
     def booted(self) -> None:
         """Does nothing. Its answer shows that the process exists and has its resources."""
@@ -59,7 +71,9 @@ class ProcessActor:
 
     def remake(self, *args: Any) -> Started:
         """Replaces the target by a new target, in the same process."""
+        leaves = self.target.leaves
         self.target = self.target.remade(*args, control=self._control)
+        self.target.leaves = leaves
         return self._started()
 
     def run_encoded(self, call: bytes) -> Any:

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
@@ -19,12 +19,14 @@ from ray.exceptions import (
     ActorDiedError,
     GetTimeoutError,
     ObjectLostError,
+    RayActorError,
     RayError,
     RaySystemError,
     RayTaskError,
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from polopt.common.ray_names import waiting_demands
 from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
     Channel,
@@ -58,6 +60,8 @@ GET_TIMEOUT_S = 60.0
 AGENT_TIMEOUT_S = 5.0
 #: The longest time that the driver waits for an answer of Ray's control service.
 ANSWER_TIMEOUT_S = 5.0
+#: The time between two questions to Ray's control service which nodes are draining.
+DRAIN_CHECK_S = 1.0
 #: Pairs of a resource and its amount. The resources have Ray's names.
 Request = frozenset[tuple[str, float]]
 
@@ -107,7 +111,8 @@ class RayTicket(Ticket):
         except RayError as error:
             at_start = isinstance(error, ActorDiedError) and error.actor_init_failed
             message = str(error).strip() or type(error).__name__
-            raise LostProcessError(message, at_start) from error
+            preempted = isinstance(error, RayActorError) and error.preempted
+            raise LostProcessError(message, at_start, preempted) from error
         except BaseException as error:  # unpickling an answer can raise anything
             if is_of_signal(error):
                 raise
@@ -177,6 +182,7 @@ class RayChannel(Channel):
         control, self._control = self._control, None
         if isinstance(control, _RemotePage):
             control.forget()
+            self._transport.close_page(self.started.node)
 
 
 class RayTransport(Transport):
@@ -187,6 +193,8 @@ class RayTransport(Transport):
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
         self._agents: dict[str, Any] = {}  # the `ControlAgent` actors, by node
+        self._pages: Counter[str] = Counter()  # the numbers of open pages on other nodes
+        self._draining: DrainingNodes | None = None
         # The digest of the last large argument, and the reference to this argument.
         self._stored: tuple[bytes, Any] = (b"", None)
         self._unmet = UnmetRequests()
@@ -214,6 +222,8 @@ class RayTransport(Transport):
         ready = run_here(tickets)
         if ready or not tickets:
             return ready
+        if self._draining is not None:
+            timeout_s = min(timeout_s, DRAIN_CHECK_S)
         by_ref = {ticket.ref: ticket for ticket in tickets if isinstance(ticket, RayTicket)}
         refs = ray.wait(list(by_ref), num_returns=1, timeout=timeout_s)[0]
         return [by_ref[ref] for ref in refs]
@@ -233,6 +243,12 @@ class RayTransport(Transport):
                 waiting.append(channel)
                 requests[channel.request] += 1
         return waiting, sum((requests & unmet).values())
+
+    def leaving(self, channels: Iterable[Channel]) -> list[Channel]:
+        """See `Transport.leaving`. Notices within a few seconds that Ray drains another node. If
+        Ray drains the driver's own node, the whole run ends with it."""
+        nodes = () if self._draining is None else self._draining.nodes
+        return [channel for channel in channels if channel.started.node in nodes] if nodes else []
 
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         return ray.cluster_resources(), ray.available_resources()
@@ -264,6 +280,8 @@ class RayTransport(Transport):
             self.kill(channel)
 
     def close(self) -> None:
+        if self._draining is not None:
+            self._draining.close()
         for agent in self._agents.values():
             ray.kill(agent, no_restart=True)
         self._agents.clear()
@@ -285,6 +303,8 @@ class RayTransport(Transport):
         agent on that node opens the page. Returns None if the page cannot be opened on this
         node."""
         if started.node != ray.get_runtime_context().get_node_id():
+            self._pages[started.node] += 1
+            self._draining = self._draining or DrainingNodes()
             return _RemotePage(self._agent(started.node), started.control)
         try:
             return ControlPage.open(started.control)
@@ -296,6 +316,13 @@ class RayTransport(Transport):
                 error,
             )
             return None
+
+    def close_page(self, node: str) -> None:
+        """Notes that a page on another node was closed. Once no page is open on a node that Ray
+        drains, its agent ends, because Ray waits for all actors before it gives the node back."""
+        self._pages[node] -= 1
+        if self._pages[node] == 0 and self._draining and node in self._draining.nodes:
+            self._agents.pop(node).__ray_terminate__.remote()
 
     def _agent(self, node: str) -> Any:
         if node not in self._agents:
@@ -404,13 +431,52 @@ def _ask(answer: Future[Counter[Request]]) -> None:
 
 
 def _unmet_requests() -> Counter[Request]:
-    # The import takes 0.1 s and is seldom needed, so it is here.
-    from ray.autoscaler.v2.sdk import get_cluster_status
-
-    # Ray's control service also answers in clusters without an autoscaler.
-    status = get_cluster_status(ray.get_runtime_context().gcs_address)
     unmet: Counter[Request] = Counter()
-    for demand in status.resource_demands.ray_task_actor_demand:
-        for bundle in demand.bundles_by_count:
-            unmet[_request(bundle.bundle)] += bundle.count
+    for amounts, count in waiting_demands(ray.get_runtime_context().gcs_address):
+        unmet[_request(amounts)] += count
     return unmet
+
+
+# ---- draining nodes ----------------------------------------------------------------------------
+
+
+class DrainingNodes:
+    """Asks Ray's control service once per `DRAIN_CHECK_S` which nodes are draining.
+
+    Ray drains a node that will end soon: a cloud provider takes the node back, `ray start --block`
+    has got SIGTERM, or an autoscaler removes the node. Ray places nothing new on this node, and
+    gives the node back as soon as no actor runs on it. A thread asks, because the control service
+    may not answer for a long time.
+
+    Attributes:
+        nodes: the ids of the nodes that are draining.
+    """
+
+    def __init__(self) -> None:
+        self.nodes: frozenset[str] = frozenset()
+        self._address = ray.get_runtime_context().gcs_address
+        self._closed = threading.Event()
+        threading.Thread(target=self._watch, name="polopt-draining", daemon=True).start()
+
+    def _watch(self) -> None:
+        known = True
+        while not self._closed.wait(DRAIN_CHECK_S):
+            try:
+                self.nodes = _draining_nodes(self._address)
+                known = True
+            except Exception as error:  # Ray raises different errors if the service does not answer
+                if known and not self._closed.is_set():
+                    logger.warning("it is not known which nodes Ray drains: %s", error)
+                known = False
+
+    def close(self) -> None:
+        """Ends the thread. Does not wait for it."""
+        self._closed.set()
+
+
+def _draining_nodes(address: str) -> frozenset[str]:
+    from ray.autoscaler.v2.sdk import get_cluster_status  # see `_unmet_requests`
+
+    status = get_cluster_status(address)
+    nodes = (*status.active_nodes, *status.idle_nodes)
+    return frozenset(str(node.node_id) for node in nodes if node.node_status == "DRAINING")

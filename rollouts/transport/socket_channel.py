@@ -19,7 +19,7 @@ import selectors
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing.connection import Connection
@@ -466,6 +466,9 @@ class SocketTransport(Transport):
         own = {c.through_ray: c for c in channels if isinstance(c, SocketChannel)}
         waiting, number = self.through_ray.waiting(list(own))
         return [own[channel] for channel in waiting if isinstance(channel, RayChannel)], number
+
+    def leaving(self, channels: Iterable[Channel]) -> list[Channel]:
+        return self.through_ray.leaving(channels)
 
     def resources(self) -> tuple[Mapping[str, float], Mapping[str, float]]:
         return self.through_ray.resources()

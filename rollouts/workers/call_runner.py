@@ -104,7 +104,11 @@ class CallRunner:
         record: counts of the current call.
         clock: see the argument.
         control: see the argument.
+        leaves: True once the process has got SIGTERM. The process still answers its calls, and the
+            record of each answer says that it leaves.
     """
+
+    leaves = False
 
     def __init__(
         self, control: ControlPage | None = None, clock: Callable[[], float] = time.monotonic
@@ -161,6 +165,8 @@ class CallRunner:
         record = self.record
         if SUMS.broken:
             record.timing["sums"] = SUMS.done
+        if self.leaves:
+            record.timing["leaves"] = True
         self.complete(record)
         record.end(self.version, value)
         return Answer(value, record, error)

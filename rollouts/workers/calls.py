@@ -4,6 +4,7 @@ A strategy is the optimizer of a run (`PolicyOptimizer`). Its `step` runs in the
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ from polopt.common.tracer import TRACER
 from polopt.metrics.number import declare
 from polopt.metrics.record import Record
 from polopt.metrics.timers import LoadMeter
-from polopt.rollouts.transport.channel import Function, Message, TransportError
+from polopt.rollouts.transport.channel import ChannelError, Function, Message, TransportError
 from polopt.rollouts.workers.call import Call, Reply
 from polopt.rollouts.workers.call_runner import Answer
 from polopt.rollouts.workers.early_stop import Stragglers
@@ -67,7 +68,10 @@ class Calls:
     up.
 
     A `Supervisor` decides when a worker has failed. `Calls` then replaces the worker, and
-    `after_failure` decides what happens to its work. If the user removes a worker, `Calls`
+    `after_failure` decides what happens to its work. A worker that has announced its end
+    (`ProcessGroup.leave`) gets no new calls, and ends once its replies have arrived. Work that it
+    has not got yet goes to its replacement, or to others if `after_failure` is `reassign`. If the
+    user removes a worker, `Calls`
     reassigns the worker's calls if `after_failure` is `reassign`, and drops them otherwise.
 
     One thread sends and waits. Other threads may call `stop_early`, `interrupt`, `kill_busy` and
@@ -121,6 +125,9 @@ class Calls:
         self._known_changes: int | None = self._num_changes()
         # True: waiting calls may be for workers that are up. The next wait then sends them.
         self._may_send = False
+        # For each process that leaves, the calls that may still need values that it has made.
+        self._needing: dict[WorkerHandle, list[Call]] = {}
+        self._reference_types: set[type] = set()  # of all values by reference
         self.load = LoadMeter()
         self.interrupted = False
 
@@ -217,6 +224,7 @@ class Calls:
             self._may_send = True
             return
         if not handle.up:
+            self._may_send = self._may_send or handle in self._groups[handle.who].leaving
             return
         while waiting and self.num_calls_of(handle) < self.per_worker:
             self._send(handle, waiting.popleft())
@@ -245,6 +253,7 @@ class Calls:
             raise FunctionError(self._supervisor.message(call, why)) from error
         call.sent_s = self._workers.clock()
         call.to("sent")
+        handle.unanswered += 1
         self._sent.setdefault(handle, deque()).append(call)
         self._supervisor.watch(call)
 
@@ -388,6 +397,8 @@ class Calls:
     def clear(self) -> None:
         """Drops all pending calls and all kept replies. Does not wait. The results are lost."""
         self._ended.clear()
+        for handle, calls in self._sent.items():
+            handle.unanswered -= len(calls)
         self._lose(self._sent, self._waiting, self._unplaced, self._answered, self._taken)
         self._supervisor.check_s = math.inf
 
@@ -527,6 +538,7 @@ class Calls:
                 overdue = supervisor.overdue([queue[0] for queue in self._sent.values()], now_s)
                 if overdue is not None and not self.interrupted:
                     return self._fail(overdue, supervisor.hang(overdue))
+            self._see_off()
             waits = self._sent or (
                 self._waiting and any(group.starting for group in self._groups.values())
             )
@@ -549,6 +561,35 @@ class Calls:
             for group in starting:
                 if ticket in group.starting:
                     group.note_started(ticket)
+
+    def _see_off(self) -> None:
+        """Makes processes leave whose nodes have announced their end. Lets processes go whose work
+        has come back. A process stays while a call needs a value that it has made."""
+        for group in self._groups.values():
+            group.take_leaving()
+            for handle in list(group.leaving):
+                kept = any(one.worker is handle and one.by_reference for one in self._answered)
+                if handle.unanswered or kept:
+                    continue
+                if handle not in self._needing:
+                    # The strategy has used all values of the process in calls, or needs them no
+                    # more. It is not known which of these calls need the values.
+                    self._needing[handle] = self._calls_with_references()
+                if all(call.state != "sent" for call in self._needing[handle]):
+                    del self._needing[handle]
+                    group.let_go(handle)
+
+    def _calls_with_references(self) -> list[Call]:
+        """Returns the sent calls that have references among their arguments. If a call waits for
+        another process, puts the values in place of its references, because that process may start
+        too late to fetch them itself."""
+        types, get = self._reference_types, self._workers.transport.get
+        found = [call for call in self.pending_work() if any(type(a) in types for a in call.args)]
+        for call in found:
+            if call.state == "waiting":
+                with contextlib.suppress(ChannelError):  # the call is dropped when it is sent
+                    call.args = tuple([get(a) if type(a) in types else a for a in call.args])
+        return found
 
     def _follow_changes(self) -> None:
         """Sends waiting calls to workers that have come up. Drops or reassigns the calls of removed
@@ -574,6 +615,9 @@ class Calls:
         lost: list[Call] = []
         for handle in [handle for handle in self._sent if handle.removed]:
             lost += self._sent.pop(handle)
+        if self._after_failure == "reassign":
+            for handle in [one for group in self._groups.values() for one in group.leaving]:
+                lost += self._waiting.pop(handle.seat, ())
         present = {handle.seat for group in self._groups.values() for handle in group.members}
         for seat in [seat for seat in self._waiting if seat not in present]:
             lost += self._waiting.pop(seat)
@@ -622,6 +666,10 @@ class Calls:
         handle.last_answer_s = self._workers.clock()
         self._groups[handle.who].note_answer(handle, answer.record)
         self._answered.append(call)
+        if call.by_reference:
+            self._reference_types.add(type(call.value))
+        if "leaves" in answer.record.timing:
+            self._groups[handle.who].leave(handle, "the process has got SIGTERM")
         self._send_waiting(handle)
         return call
 
@@ -631,6 +679,7 @@ class Calls:
         `_sent`. Without the move, the transport would always check the same workers first."""
         queue = self._sent[call.worker]
         queue.popleft()
+        call.worker.unanswered -= 1
         if not queue:
             del self._sent[call.worker]
         else:  # a single assignment, because other threads may read the pending calls at any time
@@ -661,6 +710,7 @@ class Calls:
             call.counts = counts
             self._add_counts(call)
         again = self._lost(self._sent.pop(handle, ()))
+        handle.unanswered = 0
         group = self._groups[handle.who]
         replacement = group.replace(handle, failure)
         if self._after_failure == "reassign":

@@ -52,6 +52,12 @@ NUMBERS = (
     """),
     *(number for kind in _PLURALS for number in _numbers_of(kind)),
     *declare("""
+        num_worker_preemptions (workers, total, metric=worker_preemptions): workers that left
+            because their node or their process had announced its end. They do not count as failures
+        last_preemption_worker (metric=): index of the last worker that left
+        last_preemption (text, metric=): says who announced the end of this worker
+    """),
+    *declare("""
         num_env_faults (faults, total): exceptions of environments, which were replaced
         num_non_finite (fragments, total): fragments, gradients and updates that were not used
             because they were not finite
@@ -188,7 +194,7 @@ class FaultLog:
         # Environment failures since the last call that sampled. `_consecutive` does not suffice,
         # because a worker whose environments fail still succeeds in other calls.
         self._without_fragment = 0
-        self.counts: dict[FaultKind, int] = dict.fromkeys([*_PLURALS, *_DATA], 0)
+        self.counts: dict[FaultKind, int] = dict.fromkeys([*_PLURALS, "preemption", *_DATA], 0)
         self._lasts: dict[FaultKind, tuple[int, Fault]] = {}  # the worker and its fault, by kind
         self.num_restarts = 0
         self.num_given_up = 0
@@ -253,7 +259,8 @@ class FaultLog:
         )
 
     def failure(self, index: int, failure: Fault) -> None:
-        """Counts and logs the failure of the worker with this index.
+        """Counts and logs the failure of the worker with this index. A preemption is counted and
+        logged, but it is no failure, and has no limit.
 
         Raises:
             WorkersFailedError: there were too many consecutive failures. If no call has succeeded
@@ -261,6 +268,9 @@ class FaultLog:
                 cannot be made or keeps failing.
         """
         self._count(index, failure)
+        if failure.kind == "preemption":
+            logger.warning("%s %d leaves and is replaced. %s", self._who, index, failure.message)
+            return
         self.last, self._last_failed = failure, index
         if self._consecutive == 0 or index not in self._at_work:
             self._consecutive += 1
@@ -349,11 +359,15 @@ class FaultLog:
         """Returns the values of the `fault_tolerance/` result keys that this log counts."""
         env_worker, raised = self._lasts.get("raised", _NONE)
         non_finite_worker, non_finite = self._lasts.get("non_finite", _NONE)
+        left_worker, left = self._lasts.get("preemption", _NONE)
         return {
             "num_remote_worker_restarts": self.num_restarts,
             "num_workers_given_up": self.num_given_up,
             "num_restarts_below": self.num_restarts_below,
             **{key: value for kind in _PLURALS for key, value in self._stats_of(kind).items()},
+            "num_worker_preemptions": self.counts["preemption"],
+            "last_preemption_worker": left_worker,
+            "last_preemption": left.message[-2000:],
             "num_env_faults": self.counts["raised"],
             "last_env_fault_worker": env_worker,
             "last_env_fault_env": raised.env_index,

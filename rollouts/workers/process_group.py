@@ -70,12 +70,14 @@ class ProcessGroup(ABC):
             index of a removed process.
         starting: the processes that are starting. The key is the ticket of the start or set-up call
             that the process has not answered yet.
+        leaving: the processes that have announced their end, and whose work has not come back yet.
+            Their replacements are in `remote`.
         changes: a count of the changes of the states of processes.
         started: True once `up` has found that `num_needed` processes are up. From then on, `up`
             waits only while no process is up.
         faults: the log of failures of processes, and of faults in the data of their answers.
-        restart_counts: the number of failures of each process and its replacements, by index. A
-            missing index means 0.
+        restart_counts: the number of failures and preemptions of each process and its replacements,
+            by index. A missing index means 0.
     """
 
     #: Provides the weights that replace `WEIGHTS` in calls to these processes. None means that
@@ -91,6 +93,7 @@ class ProcessGroup(ABC):
         self.who = who
         self.remote: list[WorkerHandle] = []
         self.starting: dict[Ticket, WorkerHandle] = {}
+        self.leaving: list[WorkerHandle] = []
         self.changes = 0
         self.started = False
         self.restart_counts: dict[int, int] = {}
@@ -165,6 +168,7 @@ class ProcessGroup(ABC):
             WorkersFailedError: see `replace`. Also raised if all processes were removed.
             TransportError: see `Channel.send`.
         """
+        self.take_leaving()
         while True:
             if self.starting:
                 self.take_started(0.0)
@@ -233,6 +237,45 @@ class ProcessGroup(ABC):
 
     # ---- end and replacement --------------------------------------------------------------------
 
+    def take_leaving(self) -> None:
+        """Makes the processes leave whose nodes have announced their end. See `leave`."""
+        up = (handle.channel for handle in self.remote if handle.up)
+        channels = self.transport.leaving(up)
+        if channels:
+            for handle in [one for one in self.remote if one.channel in channels]:
+                node = handle.channel.started.node
+                self.leave(handle, f"Ray drains its node {node}")
+
+    def leave(self, handle: WorkerHandle, why: str) -> None:
+        """Starts a new process in the place of a process that has announced its end. The old
+        process gets no new calls, and stays until its work has come back (`let_go`). This is no
+        failure. Does nothing if the process is not up.
+
+        Args:
+            handle: the process.
+            why: who announced the end, for the log and the results.
+        """
+        if not handle.up:
+            return
+        self._to(handle, ProcessState.LEAVING)
+        self.leaving.append(handle)
+        self.faults.failure(handle.index, Fault("preemption", why))
+        self._start_again(handle)
+
+    def let_go(self, handle: WorkerHandle, kill: bool = False) -> None:
+        """Stops a process that leaves.
+
+        Args:
+            handle: the process.
+            kill: if True, kills the process, because it has failed.
+        """
+        self.leaving.remove(handle)
+        self._to(handle, ProcessState.REPLACED)
+        if kill:
+            self.transport.kill(handle.channel)
+        else:
+            self.transport.stop([handle.channel], STOP_TIMEOUT_S)
+
     def _leave(self, handle: WorkerHandle) -> None:
         """Takes a removed process off the list."""
         self.remote.remove(handle)
@@ -247,7 +290,8 @@ class ProcessGroup(ABC):
 
     def replace(self, handle: WorkerHandle, failure: Fault) -> WorkerHandle | None:
         """Kills a failed process and starts a new process with the same index. Does not wait until
-        the replacement is up.
+        the replacement is up. If the process was leaving, its replacement was started before, and
+        its end is no failure.
 
         Returns:
             the replacement. None if the process was down, replaced or removed before, or if the
@@ -259,23 +303,29 @@ class ProcessGroup(ABC):
                 or a process fails that the run needs (`min_workers`). Also raised if no call has
                 succeeded yet and a process or an environment cannot be made (`FaultLog.failure`).
         """
+        if handle.state is ProcessState.LEAVING:
+            self.let_go(handle, kill=True)
+            return next((one for one in self.remote if one.index == handle.index), None)
         if not (handle.up or handle.state is ProcessState.STARTING):
             return None
         self._to(handle, ProcessState.DOWN)
         self.faults.failure(handle.index, failure)
         self.transport.kill(handle.channel)
-        self.restart_counts[handle.index] = self.restart_counts.get(handle.index, 0) + 1
         if self.faults.is_unrecoverable(handle.index):
             self._to(handle, ProcessState.REMOVED)
             self._leave(handle)
             self.faults.give_up(handle.index, failure, len(self.remote), self.options.min_workers)
             return None
-        self.faults.num_restarts += 1
+        self._to(handle, ProcessState.REPLACED)
         return self._start_again(handle)
 
     def _start_again(self, handle: WorkerHandle) -> WorkerHandle:
-        """Starts a new process in the place of a process that is down."""
-        self._to(handle, ProcessState.REPLACED)
+        """Starts and counts a new process in the place of a process that has failed or leaves."""
+        self.faults.num_restarts += 1
+        self.restart_counts[handle.index] = self.restart_counts.get(handle.index, 0) + 1
+        return self._start_in_place_of(handle)
+
+    def _start_in_place_of(self, handle: WorkerHandle) -> WorkerHandle:
         replacement = self._start(handle.index)
         self.remote[self.remote.index(handle)] = replacement
         return replacement
@@ -298,8 +348,8 @@ class ProcessGroup(ABC):
 
     def stop(self) -> None:
         """Stops all processes. The transport stays open."""
-        self._stop_processes(self.remote)
-        self.remote = []
+        self._stop_processes([*self.remote, *self.leaving])
+        self.remote, self.leaving = [], []
 
 
 def failure_of(error: ChannelError) -> Fault:
@@ -308,6 +358,8 @@ def failure_of(error: ChannelError) -> Fault:
         return Fault("exception", f"its answer cannot be unpickled: {error}")
     if isinstance(error, AnswerTimeoutError):
         return Fault("hang", str(error))
+    if isinstance(error, LostProcessError) and error.preempted:
+        return Fault("preemption", str(error))
     if isinstance(error, LostProcessError) and error.at_start:
         return Fault("exception", str(error), at_start=True)
     return Fault("death", str(error))

@@ -7,8 +7,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from polopt.common.weights import Weights
 from polopt.policies.policy import Policy
+from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 #: The driver puts weights above this size into the object store once for all workers, and calls
@@ -39,14 +42,23 @@ class WeightSnapshot(NamedTuple):
         number: serial number in this process. The version does not identify the weights: after a
             restore, or after a user has set older weights, other weights can have the same version.
         weights: the copy.
-        argument: the argument of calls that carry these weights: `weights` itself, or a reference
-            to `weights`. None until the first such call, because without remote workers, there may
-            be no store for large weights.
+        changing: the weights without the parameters of policies that do not learn. The same object
+            as `weights` if all learn.
+        fixed: the parameters of policies that do not learn. None if all learn.
+        base: number of the first snapshot that had the same `fixed`. A process that has got all
+            weights since then only needs `changing`.
+        arguments: the arguments of calls: True for calls that carry `changing`, False for calls
+            that carry `weights`. An argument is the weights themselves or a reference. It is made
+            at the first such call, because without remote workers, there may be no store for large
+            weights.
     """
 
     number: int
     weights: Weights
-    argument: Any = None
+    changing: Weights
+    fixed: np.ndarray | None
+    base: int
+    arguments: dict[bool, Any]
 
 
 class WeightSnapshots:
@@ -83,13 +95,21 @@ class WeightSnapshots:
                 changed without a new version, for example by a restore.
         """
         if force or self.last is None or self.last.weights.version != self.version:
-            weights = self._policy().get_weights()
-            self.last = WeightSnapshot(next(_NUMBERS), weights)
+            policy, before, number = self._policy(), self.last, next(_NUMBERS)
+            weights = changing = policy.get_weights()
+            fixed, base = None, number
+            if isinstance(policy, PolicyGroup) and len(policy.trained) < len(policy.policies):
+                changing, fixed = policy.split_weights(weights)
+                kept = None if force or before is None else before.fixed
+                if before is not None and kept is not None and np.array_equal(kept, fixed):
+                    base = before.base
+            self.last = WeightSnapshot(number, weights, changing, fixed, base, {})
         return self.last
 
     def for_call(self, handle: WorkerHandle) -> Any:
         """Returns the current weights as an argument of a call, or None if the worker already has
-        them. For large weights, the argument is a reference that all calls share."""
+        them. For large weights, the argument is a reference that all calls share. A worker gets the
+        parameters of policies that do not learn only once."""
         if handle.shares_weights:
             return None
         self.take()
@@ -101,11 +121,12 @@ class WeightSnapshots:
         snapshot = self.last or self.take()
         if handle.sent_snapshot == snapshot.number:
             return None
+        # The snapshots that the process has got since `base` had the same `fixed`.
+        has_fixed = handle.sent_snapshot is not None and handle.sent_snapshot >= snapshot.base
+        weights = snapshot.changing if has_fixed else snapshot.weights
         handle.sent_snapshot = snapshot.number
-        self.num_bytes_sent += snapshot.weights.flat.nbytes
-        if snapshot.argument is None:
-            weights = snapshot.weights
+        self.num_bytes_sent += weights.flat.nbytes
+        if has_fixed not in snapshot.arguments:
             large = weights.flat.nbytes > INLINE_BYTES
-            snapshot = snapshot._replace(argument=self._put(weights) if large else weights)
-            self.last = snapshot
-        return snapshot.argument
+            snapshot.arguments[has_fixed] = self._put(weights) if large else weights
+        return snapshot.arguments[has_fixed]

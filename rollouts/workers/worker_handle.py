@@ -1,15 +1,19 @@
 """`WorkerHandle`: the driver's side of one process of a group, and the state of this process.
 
-    start --> starting --has run its set-up calls--> up
-                 |                                    |
+    start --> starting --has run its set-up calls--> up --announces its end--> leaving
+                 |                                    |                           |
                  +-------------- fails ---------------+---> down --new process--> replaced
                  |                                    |       |
                  +------ stopped, or given up --------+-------+-----------------> removed
 
     up, down --makes its object again, from a new config--> starting
+    leaving --stopped--> removed
 
 - `starting`: the process makes its object, or runs set-up calls. Its work waits in the driver.
 - `up`: the process gets work.
+- `leaving`: the node of the process, or the process itself, has announced its end. The process gets
+  no new calls, and runs the calls that it has. A new process with the same index has already been
+  started. Once the work has come back, the process is stopped and counts as replaced.
 - `down`: the process has failed, and gets no work. If the failure ends the run, the process stays
   down until the group stops, or until a new config makes its object again.
 - `replaced`: a new process with the same index has its place.
@@ -37,16 +41,18 @@ class ProcessState(Enum):
 
     STARTING = "starting"
     UP = "up"
+    LEAVING = "leaving"
     DOWN = "down"
     REPLACED = "replaced"
     REMOVED = "removed"
 
 
-_STARTING, _UP, _DOWN, _REPLACED, _REMOVED = ProcessState
+_STARTING, _UP, _LEAVING, _DOWN, _REPLACED, _REMOVED = ProcessState
 #: The states that may follow each state.
 _NEXT = {
     _STARTING: (_UP, _DOWN, _REMOVED),
-    _UP: (_STARTING, _DOWN, _REMOVED),
+    _UP: (_STARTING, _LEAVING, _DOWN, _REMOVED),
+    _LEAVING: (_REPLACED, _REMOVED),
     _DOWN: (_STARTING, _REPLACED, _REMOVED),
     _REPLACED: (),
     _REMOVED: (),
@@ -69,6 +75,8 @@ class WorkerHandle:
         shares_weights: True if the process uses the driver's own policy object. Calls to this
             process then carry no weights.
         last_answer_s: time of the last answer, or time at which the process came up.
+        unanswered: number of calls that any `Calls` has sent to the process, and that have no
+            answer yet.
         set_up: calls `(function, arguments)` that the process still has to run before any work.
         who: the noun for the process in error messages. The group sets this attribute.
         began_s: time at which the process was started. The group sets this attribute.
@@ -80,6 +88,7 @@ class WorkerHandle:
     sent_snapshot: int | None = None
     shares_weights: bool = False
     last_answer_s: float = 0.0
+    unanswered: int = 0
     set_up: list[tuple[Callable[..., Any], tuple[Any, ...]]] = field(default_factory=list)
     who: str = "worker"
     state: ProcessState = ProcessState.STARTING

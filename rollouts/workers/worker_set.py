@@ -309,11 +309,14 @@ class WorkerSet(ProcessGroup):
         self.local = local or self._make_local(learner_device)
         self.here = self._handle_of_local()
         self.weights.last, self.weights.num_bytes_sent = None, 0
+        for handle in list(self.leaving):
+            self.let_go(handle, kill=True)
         for handle in list(self.remote):
             if handle.state is ProcessState.STARTING:
                 self._to(handle, ProcessState.DOWN)
                 self.transport.kill(handle.channel)
-                self._start_again(handle)
+                self._to(handle, ProcessState.REPLACED)
+                self._start_in_place_of(handle)
                 continue
             self._to(handle, ProcessState.STARTING)
             handle.sent_snapshot = None

@@ -6,8 +6,15 @@ milliseconds and loads neither Ray nor torch.
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+if os.name == "nt":  # not sys.platform, which would hide all names from type checkers on Windows
+    raise ImportError(
+        "polopt needs Unix sockets and fork, which Windows does not have. Use it in WSL 2 or in a "
+        "Linux container"
+    )
 
 if TYPE_CHECKING:
     from polopt.collectors.collector import Collector as Collector
@@ -75,6 +82,9 @@ if TYPE_CHECKING:
     from polopt.rollouts.workers.snapshots import WEIGHTS as WEIGHTS
     from polopt.rollouts.workers.worker_handle import WorkerHandle as WorkerHandle
     from polopt.rollouts.workers.worker_set import WorkerSet as WorkerSet
+    from polopt.simulation.predict_function import Forecast as Forecast
+    from polopt.simulation.predict_function import predict as predict
+    from polopt.simulation.predictions import Prediction as Prediction
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
     from polopt.trainers.restoring import load as load
@@ -92,7 +102,7 @@ if TYPE_CHECKING:
     from polopt.trainers.typed_presets import SyncPPO as SyncPPO
     from polopt.trainers.typed_presets import train as train
 
-__version__ = "0.2.0"
+__version__ = "0.4.0"
 
 _MODULE_OF = {
     "A2C": "polopt.trainers.presets",
@@ -117,6 +127,7 @@ _MODULE_OF = {
     "Episode": "polopt.common.episodes",
     "DecisionRules": "polopt.comparison.decisions",
     "EvaluationResult": "polopt.trainers.play_episodes",
+    "Forecast": "polopt.simulation.predict_function",
     "FunctionError": "polopt.rollouts.workers.errors",
     "GradientPacker": "polopt.common.compression",
     "GradientWorker": "polopt.collectors.gradient_worker",
@@ -133,6 +144,7 @@ _MODULE_OF = {
     "PolicyConfig": "polopt.policies.learning.policy_config",
     "PolicyOptimizer": "polopt.optimizers.policy_optimizer",
     "PolicyOptimizerTrainer": "polopt.trainers.trainer",
+    "Prediction": "polopt.simulation.predictions",
     "RateLimiter": "polopt.replay.rate_limiter",
     "ReplayBuffer": "polopt.replay.replay_buffer",
     "Reply": "polopt.rollouts.workers.call",
@@ -163,6 +175,7 @@ _MODULE_OF = {
     "foreach_worker": "polopt.rollouts.workers.call_workers",
     "load": "polopt.trainers.restoring",
     "pack": "polopt.common.compression",
+    "predict": "polopt.simulation.predict_function",
     "register": "polopt.trainers.presets",
     "register_add_on": "polopt.common.add_ons",
     "register_network": "polopt.policies.networks.model_config",

@@ -7,23 +7,23 @@ import math
 import os
 import signal
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from agent_envs import Matrix
 from fakes import pid_of
+from ray import tune
 
+import polopt
 from polopt import PolicyOptimizerTrainer
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_group import PolicyGroup
 
 SLOW = pytest.mark.slow
 _REPLAY = {"learning_starts": 40, "train_batch_size": 8}
-#: Two policies, unless the optimizer has only one.
 TWO = {"policies": ["rows", "columns"], "policy_mapping_fn": {"row": "rows", "*": "columns"}}
-POLICIES: dict[str, dict[str, Any]] = {"async_replay": {"policy": "dqn"}}
-POLICIES["sync_replay"] = {"policy": "dqn", **TWO}
 
 
 def make_env(context: Any) -> Matrix:
@@ -45,7 +45,8 @@ def trainer_of(name: str, **options: Any) -> Any:
         {
             "env": make_env,
             "optimizer": {"name": name, **_REPLAY} if replay else name,
-            **POLICIES.get(name, {"policy": "a2c", **TWO}),
+            "policy": "dqn" if replay else "a2c",
+            **TWO,
             "num_workers": 2,
             "num_envs_per_worker": 2,
             "rollout_fragment_length": 10,
@@ -66,15 +67,14 @@ def test_optimizer_trains_several_policies(ray_session: None, name: str) -> None
     policy = trainer.get_policy()
     trainer.stop()
     last = results[-1]
-    assert isinstance(policy, PolicyGroup) == (name != "async_replay")
+    assert isinstance(policy, PolicyGroup)
     steps = last["num_env_steps_sampled_lifetime"]
     assert last["num_agent_steps_sampled_lifetime"] == 2 * steps
     assert set(last["env_runners"]["agent_episode_returns_mean"]) == {"row", "column"}
     assert last["env_runners"]["episode_len_mean"] == 7
     assert not np.array_equal(policy.get_weights().flat, before)
-    if isinstance(policy, PolicyGroup):
-        assert all(one.version > 0 for one in policy.policies.values())
-        assert np.isfinite([last["learners"][n]["grad_norm"] for n in policy.policies]).all()
+    assert all(one.version > 0 for one in policy.policies.values())
+    assert np.isfinite([last["learners"][n]["grad_norm"] for n in policy.policies]).all()
 
 
 def test_transports_give_the_same_weights(ray_session: None) -> None:
@@ -127,6 +127,7 @@ def test_policy_that_only_one_worker_has_rows_for(ray_session: None, name: str) 
         "async_gradients",
         pytest.param("decentralized_allreduce", marks=SLOW),
         pytest.param("async_samples", marks=SLOW),
+        pytest.param("async_replay", marks=SLOW),
     ],
 )
 def test_added_policy_survives_a_killed_worker(ray_session: None, name: str) -> None:
@@ -144,6 +145,55 @@ def test_added_policy_survives_a_killed_worker(ray_session: None, name: str) -> 
     assert versions["past"] < versions["rows"] <= versions["columns"]
     steps = result["num_env_steps_sampled_lifetime"]
     assert result["num_agent_steps_sampled_lifetime"] == 2 * steps
+
+
+@pytest.mark.parametrize("name", ["pbt", pytest.param("asha", marks=SLOW)])
+def test_schedulers_of_tune_run_several_policies(
+    ray_session: None, name: str, tmp_path: Path
+) -> None:
+    """PBT copies a trial with all its policies, and changes the learning rate of one of them. The
+    trial with the larger learning rate counts as the better one."""
+    rates = [1e-3, 1e-2]
+    scheduler: Any = tune.schedulers.PopulationBasedTraining(
+        time_attr="training_iteration",
+        perturbation_interval=1,
+        quantile_fraction=0.5,
+        synch=True,
+        hyperparam_mutations={"policies": {"rows": {"lr": rates}}},
+    )
+    if name == "asha":
+        scheduler = tune.schedulers.ASHAScheduler(max_t=4, grace_period=1, reduction_factor=2)
+    config = {
+        "env": Matrix,
+        "num_workers": 0,
+        "rollout_fragment_length": 20,
+        "policies": {"rows": {"lr": tune.grid_search([1e-7, 1e-2])}, "columns": {"lr": 1e-5}},
+        "policy_mapping_fn": TWO["policy_mapping_fn"],
+        "min_sample_timesteps_per_iteration": 40,
+        "min_time_s_per_iteration": 0,
+    }
+    grid = tune.Tuner(
+        polopt.A2C,
+        param_space=config,
+        tune_config=tune.TuneConfig(
+            metric="learners/rows/default_optimizer_learning_rate",
+            mode="max",
+            scheduler=scheduler,
+            reuse_actors=True,
+        ),
+        run_config=tune.RunConfig(
+            storage_path=str(tmp_path), stop={"training_iteration": 4}, verbose=0
+        ),
+    ).fit()
+    assert not grid.errors
+    results: list[dict[str, Any]] = [result.metrics or {} for result in grid]
+    learners = [result["learners"] for result in results]
+    assert {one["columns"]["default_optimizer_learning_rate"] for one in learners} == {1e-5}
+    if name == "pbt":
+        found = {one["rows"]["default_optimizer_learning_rate"] for one in learners}
+        assert found <= set(rates), "the trial with a learning rate of 1e-7 was replaced"
+        steps = [result["num_env_steps_sampled_lifetime"] for result in results]
+        assert steps[0] == steps[1] >= 160
 
 
 def test_evaluation_in_workers_plays_all_policies(ray_session: None) -> None:

@@ -17,6 +17,7 @@ from polopt.trainers.presets import PRESETS
 
 ADD_ONS = (
     *("collectors", "command_line", "comparison", "dashboards", "recording", "rllib"),
+    "simulation",
     *("policies/fast_cpu", "policies/fast_gpu"),
 )
 

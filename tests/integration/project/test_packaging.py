@@ -23,6 +23,8 @@ import polopt
 
 STUB = ROOT / "trainers" / "typed_presets.pyi"
 # The files that the build of a wheel needs in addition to the folders of the packages.
+#: Patterns of the files in a folder that the wheel holds.
+PACKAGED = ("**/*.py", "*.yaml", "*.pyi", "*.json")
 BUILD_FILES = ["setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"]
 
 
@@ -117,7 +119,7 @@ def test_wheel_holds_every_module(tmp_path: Path, with_links: bool) -> None:
     (tree / "tuned_examples" / "planted.yaml").write_text("goal: 1\n")
     expected = {"polopt/__init__.py", "polopt/__main__.py", "polopt/py.typed"}
     for folder in {folder.split("/")[0] for folder in package_folders(ROOT).values()} - {"src"}:
-        modules = [tree.glob(f"{folder}/{files}") for files in ("**/*.py", "*.yaml", "*.pyi")]
+        modules = [tree.glob(f"{folder}/{files}") for files in PACKAGED]
         expected |= {
             f"polopt/{path.relative_to(tree).as_posix()}" for found in modules for path in found
         }

@@ -99,7 +99,7 @@ def train(options: dict[str, Any]) -> tuple[str, list[str], int]:
 def test_a_run_with_a_killed_worker_is_repeated(
     ray_session: None, name: str, transport: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(tmp_path))
     folder, digests, restarts = train(options_of(name, transport))
     assert restarts == 1
     assert len(set(digests)) == len(digests), "the weights change in each iteration"
@@ -116,7 +116,7 @@ def test_a_run_with_a_killed_worker_is_repeated(
 def test_a_rerun_begins_at_a_checkpoint(
     ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(tmp_path))
     folder, digests, _ = train({**options_of(name, "socket"), "record_restarts": True})
     start = Path(folder) / "checkpoint_000000"
     again = [digest_of(trainer.get_policy()) for trainer in polopt.rerun(folder, start=start)]
@@ -129,7 +129,7 @@ def test_a_second_run_without_the_record_differs(
     ray_session: None, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A rerun is equal because of the record, and not because of the seed."""
-    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(tmp_path))
     (_, first, _), (_, second, _) = (train(options_of(name, "ray")) for _ in range(2))
     assert first[-1] != second[-1]
 

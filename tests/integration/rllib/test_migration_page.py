@@ -40,7 +40,8 @@ def test_code_of_polopt_runs_as_printed(tmp_path: Path) -> None:
     own = [block for block in BLOCKS if block.startswith("# polopt\n")]
     outputs, _ = run_blocks(own, tmp_path, num_cpus=4)
     assert len(outputs) == 10
-    assert all(float(text.split()[-1]) > 0.0 for text in outputs[:3])  # returns and a learning rate
+    assert outputs[0].split()[1] == "1000"  # one `train()` is one batch
+    assert all(float(text.split()[0]) > 0.0 for text in outputs[:3])  # returns, and agent steps
 
 
 def test_code_of_the_others_is_python() -> None:

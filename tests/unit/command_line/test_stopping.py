@@ -24,6 +24,7 @@ from polopt.command_line import ray_thread
 from polopt.command_line.cli import app
 from polopt.command_line.ray_thread import ray_running
 from polopt.command_line.signals import Stopped, StopSignals
+from polopt.common.ray_names import START_CONTROL_SERVICE
 from polopt.rollouts.transport.sockets import PrivateListener
 from polopt.trainers.results import check_stop_key, result_keys
 from polopt.trainers.stop_when import StopWhen
@@ -224,7 +225,7 @@ def test_killed_processes_and_a_forced_exit_leave_no_files(
 def test_control_service_lives_while_ray_waits_for_it(signals: StopSignals) -> None:
     """Ray waits for a file of the control service, and no other thread can run meanwhile. If the
     service were suspended before, the process would hang for 30 s."""
-    assert hasattr(ray._private.node.Node, ray_thread._START_CONTROL_SERVICE)
+    assert hasattr(ray._private.node.Node, START_CONTROL_SERVICE)
     states: list[str] = []
 
     def start_gcs_server() -> None:
@@ -233,7 +234,7 @@ def test_control_service_lives_while_ray_waits_for_it(signals: StopSignals) -> N
         time.sleep(1.0)
         states.append(child.status())
 
-    assert start_gcs_server.__name__ == ray_thread._START_CONTROL_SERVICE
+    assert start_gcs_server.__name__ == START_CONTROL_SERVICE
     started_s = time.monotonic()
     with pytest.raises(Stopped), ray_running(start_gcs_server, signals):
         raise AssertionError("Ray was stopped while it started")

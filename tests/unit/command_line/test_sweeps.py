@@ -33,6 +33,11 @@ def searched(config: dict[str, Any]) -> list[dict[str, Any]]:
     return [found for _, found in configs_to_check(with_searches(config))]
 
 
+def test_trials_check_a_sweep_if_tune_has_no_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("polopt.command_line.sweep.points", lambda space: iter(()))
+    assert searched({"lr": tune.uniform(0.0, 1.0), "num_workers": tune.grid_search([0, 1])}) == []
+
+
 def test_texts_are_objects_of_tune() -> None:
     config = with_searches({"lr": "tune.loguniform(1e-4, upper=1e-2)", "env": "tune.uniform"})
     assert isinstance(config["lr"], Float)

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ray.train.constants import DEFAULT_STORAGE_PATH
 
 import polopt
 from polopt.command_line.output import RESULTS_DIR
 from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
+from polopt.common.ray_names import storage_folder
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.restoring import read_trainer_state
 
@@ -256,5 +256,5 @@ def test_train_continues_or_overwrites_a_run(tmp_path: Path) -> None:
 
 def test_tests_leave_the_home_of_their_user_alone() -> None:
     home = Path(pwd.getpwuid(os.getuid()).pw_dir)
-    for folder in (DEFAULT_STORAGE_PATH, RESULTS_DIR.expanduser(), os.environ["HOME"]):
+    for folder in (storage_folder(), RESULTS_DIR.expanduser(), os.environ["HOME"]):
         assert home not in Path(folder).parents

@@ -115,7 +115,7 @@ def test_tab_shows_a_comparison(ended: ComparisonFiles) -> None:
     assert len(found["looks"].figure.data) == 2, "a pair and the boundary"
     assert [len(trace.x) for trace in found["scores"].figure.data] == [4, 5]
     assert found["curves-steps"].figure.data
-    assert "Schuirmann" in found["paragraph"].rows[0][0]
+    assert "Schuirmann" in found["paragraph"].note
     assert not tabs_of([SimpleNamespace(trial=SimpleNamespace(folder=Path("/no/trial")))])
 
 

@@ -510,7 +510,7 @@ def test_real_actions_have_a_line_for_each_dimension(results: Path) -> None:
     for statistic in ("mean", "std"):
         drawn = curves(panels[f"action-{statistic}"])
         assert list(drawn) == [f"dimension {index}" for index in range(9)]
-        assert panels[f"action-{statistic}"].help.endswith("Dimensions 0 to 8 of 11.")
+        assert panels[f"action-{statistic}"].help.endswith("The first 9 of 11.")
         expected = [row["optimizer"]["actions"][statistic][3] for row in rows_of(folder)]
         np.testing.assert_allclose(drawn["dimension 3"].y, expected)
 
@@ -528,6 +528,37 @@ def test_statistics_of_a_policy_plugin_are_drawn(results: Path) -> None:
     assert [list(curve.y) for curve in curves(panel).values()] == [[0.0, 1.0, 2.0, 3.0]]
     assert "learner-never" not in panels
     assert panels["entropy"].figure is None  # no flat line, and no empty plot
+
+
+def test_agents_and_policies_have_lines(results: Path) -> None:
+    folder = write_trial(results, "sync_samples", 0, 4)
+    lines = rows_of(folder)
+    agents = {f"agent_{index}": float(index) for index in range(4, 16)}
+    for number, line in enumerate(lines):
+        block = line["learners"].pop("default_policy")
+        line["learners"] |= {"main": block, "<b>": {**block, "entropy": float(number)}}
+        line["env_runners"] |= {
+            "agent_episode_returns_mean": agents,
+            "module_episode_returns_mean": {"main": -float(number)},
+        }
+    (folder / "result.json").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    selection = select(results)
+    panels = of_optimizer(selection)
+    assert list(curves(panels["agent-returns"])) == list(agents)[:9]
+    assert panels["agent-returns"].help.endswith("The first 9 of 12.")
+    assert list(curves(panels["policy-returns"])["main"].y) == [0.0, -1.0, -2.0, -3.0]
+    learner = by_key(learner_tab.panels(selection))
+    drawn = curves(learner["policies-entropy"])
+    assert list(drawn) == ["&lt;b&gt;", "main"]
+    assert list(drawn["&lt;b&gt;"].y) == [0.0, 1.0, 2.0, 3.0]
+    assert learner["policies-entropy"].title == "Entropy"
+    assert "rows-per-update" in learner
+    assert "entropy" not in learner
+    # One policy without a name.
+    write_trial(results / "one", "sync_samples", 0, 4)
+    alone = select(results / "one")
+    assert not {"agent-returns", "policy-returns"} & of_optimizer(alone).keys()
+    assert "entropy" in by_key(learner_tab.panels(alone))
 
 
 def test_values_are_drawn_beside_their_targets(results: Path) -> None:

@@ -30,6 +30,7 @@ from polopt.optimizers.async_replay import (
 from polopt.optimizers.replay_shards import Report, add
 from polopt.optimizers.sync_replay import SyncReplay
 from polopt.policies.dqn import DQNPolicy
+from polopt.policies.policy_group import DEFAULT_POLICY as ONE
 from polopt.replay.n_step import windows_of
 from polopt.replay.replay_buffer import ReplayBuffer
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -191,7 +192,7 @@ def test_learning_stays_within_the_stated_buffer_at_every_step(seed: int, intens
         assert 0 <= credit(optimizer) <= optimizer.limiter.error_buffer
         waiting = sum(task.kind == "batch" for task in optimizer._tasks())
         assert waiting <= optimizer.config.prefetch_batches
-        stored = optimizer.shards.num_rows
+        stored = optimizer.shards.num_rows(ONE)
     sampled = optimizer.metrics.num_env_steps_sampled
     assert sampled == stored + under_way(optimizer)
     assert optimizer.metrics.num_updates > 20
@@ -255,17 +256,17 @@ def test_priorities_flow_back_to_the_shard_they_came_from() -> None:
     for shard in channels(optimizer, "replay shard"):
         drawn = [v for v in shard.values if isinstance(v, replay_shards.Batch)]
         given = [args for name, args in shard.calls if name == "set_priorities"]
-        for batch, (indices, errors, version) in zip(drawn, given, strict=False):
+        for batch, (_, indices, errors, version) in zip(drawn, given, strict=False):
             np.testing.assert_array_equal(batch.rows.indices, indices)
             assert (errors >= 0.0).all()
             assert version > 0
-        indices, errors, version = given[-1]
-        buffer = shard.target.buffer
+        _, indices, errors, version = given[-1]
+        buffer = shard.target.buffers[ONE]
         last = dict(zip(indices.tolist(), errors.tolist(), strict=True))
         for index, error in last.items():
             leaf = buffer._priorities.tree.leaves[index % buffer.capacity]
             assert leaf == pytest.approx((error + 1e-6) ** 0.6, rel=1e-5)
-            assert shard.target.priority_versions[index % buffer.capacity] == version
+            assert shard.target.priority_versions[ONE][index % buffer.capacity] == version
 
 
 def test_importance_weights_have_the_exponent_of_the_moment_of_the_request(
@@ -327,23 +328,23 @@ def test_fragments_of_a_sampler_go_to_one_shard_in_order() -> None:
     optimizer = make(shuffled_by(5))
     for _ in range(300):
         optimizer.step()
-    assert [report.num_gaps for report in optimizer.shards.reports.values()] == [0, 0]
-    sources = [set(c.target.buffer._tails) for c in channels(optimizer, "replay shard")]
+    assert [report.num_gaps for report in optimizer.shards.totals()] == [0, 0]
+    sources = [set(c.target.buffers[ONE]._tails) for c in channels(optimizer, "replay shard")]
     assert sources == [{1, 3}, {2}]
 
 
 def test_shards_are_drawn_from_in_proportion_to_their_priorities() -> None:
     optimizer = make()
     one, two = optimizer.shards.remote
-    optimizer.shards.note(one, Report(weight=3.0))
-    optimizer.shards.note(two, Report(weight=1.0))
-    drawn = [optimizer.shards.next_to_draw().index for _ in range(40)]
+    optimizer.shards.note(one, {ONE: Report(weight=3.0)})
+    optimizer.shards.note(two, {ONE: Report(weight=1.0)})
+    drawn = [optimizer.shards.next_to_draw(ONE).index for _ in range(40)]
     assert Counter(drawn) == {1: 30, 2: 10}
     assert drawn[:4].count(2) == 1, "shard 2 is one of four draws"
-    optimizer.shards.note(one, Report())
-    assert {optimizer.shards.next_to_draw().index for _ in range(5)} == {2}
-    optimizer.shards.note(two, Report())
-    assert optimizer.shards.next_to_draw() is None
+    optimizer.shards.note(one, {ONE: Report()})
+    assert {optimizer.shards.next_to_draw(ONE).index for _ in range(5)} == {2}
+    optimizer.shards.note(two, {ONE: Report()})
+    assert optimizer.shards.next_to_draw(ONE) is None
 
 
 # ---- who waits --------------------------------------------------------------------------------
@@ -423,7 +424,7 @@ def test_shards_and_samplers_die_and_counters_stay_exact(
     assert stats["num_replay_shard_restarts"] == kills["replay shard"]
     assert optimizer.workers.faults.num_restarts == kills["worker"]
     assert stats["num_rows_lost"] > 0
-    assert sum(r.num_rows for r in optimizer.shards.reports.values()) > 0
+    assert optimizer.shards.num_rows(ONE) > 0
     assert stats["num_replay_shard_deaths"] == stats["num_replay_shard_restarts"]
 
 
@@ -432,19 +433,19 @@ def test_shard_that_dies_loses_its_rows_and_nothing_else() -> None:
     while optimizer.metrics.num_updates < 30:
         optimizer.step()
     one, two = optimizer.shards.remote
-    rows = {shard: optimizer.shards.reports[shard].num_rows for shard in (one, two)}
+    rows = {shard: optimizer.shards.reports[shard][ONE].num_rows for shard in (one, two)}
     sampled, version = optimizer.metrics.num_env_steps_sampled, optimizer.policy.version
     one.channel.die(LostProcessError("killed"))
     for _ in range(3):
         optimizer.step()
     assert optimizer.stats()["num_rows_lost"] >= rows[one] > 0
-    assert optimizer.shards.reports[two].num_rows >= rows[two]
+    assert optimizer.shards.reports[two][ONE].num_rows >= rows[two]
     assert optimizer.metrics.num_env_steps_sampled >= sampled
     assert optimizer.policy.version >= version
     assert optimizer.workers.faults.num_restarts == 0
     while optimizer.metrics.num_updates < 60:
         optimizer.step()
-    assert optimizer.shards.reports[optimizer.shards.remote[0]].num_rows > 0
+    assert optimizer.shards.reports[optimizer.shards.remote[0]][ONE].num_rows > 0
 
 
 def test_run_goes_on_where_all_shards_die(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -503,7 +504,7 @@ def test_restored_run_fills_its_shards_and_learns_at_the_same_intensity() -> Non
         if other.limiter.get_state()["missing"]:  # the shards are not filled again yet
             assert credit(other) == owed
         other.step()
-    assert other.shards.num_rows >= 200
+    assert other.shards.num_rows(ONE) >= 200
     for _ in range(400):
         other.step()
         assert 0 <= credit(other) <= other.limiter.error_buffer
@@ -518,8 +519,8 @@ def test_restore_empties_shards_that_have_rows() -> None:
         optimizer.step()
     state = optimizer.get_state()
     optimizer.set_state(state)
-    assert optimizer.shards.num_rows == 0
-    assert [c.target.buffer.num_rows for c in channels(optimizer, "replay shard")] == [0, 0]
+    assert optimizer.shards.num_rows(ONE) == 0
+    assert [c.target.buffers[ONE].num_rows for c in channels(optimizer, "replay shard")] == [0, 0]
     assert optimizer.calls.idle
     updates = optimizer.metrics.num_updates
     while optimizer.metrics.num_updates < updates + 10:

@@ -16,6 +16,7 @@ from toy_shards import Shards, count
 
 from polopt.optimizers.async_replay import Task
 from polopt.optimizers.replay_shards import draw
+from polopt.policies.policy_group import DEFAULT_POLICY as ONE
 from polopt.rollouts.transport.channel import LostProcessError
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.errors import WorkersFailedError
@@ -103,7 +104,7 @@ def kill_shard_in_drain(optimizer: Any) -> Any:
     """Ends all calls to the only shard, but not a last call, with which the shard dies. The driver
     notices the death in `drain`. Returns the shard."""
     (shard,) = optimizer.shards.remote
-    optimizer.calls.send(shard, draw, BATCH, 0.4, tag=Task("batch"))
+    optimizer.calls.send(shard, draw, ONE, BATCH, 0.4, tag=Task("batch", policy=ONE))
     for ticket in shard.channel.tickets:
         ticket.done = True
     shard.channel.tickets[-1].error = LostProcessError("killed")
@@ -116,7 +117,9 @@ def test_priorities_of_a_dead_shard_do_not_reach_its_replacement() -> None:
     optimizer = make(num_replay_shards=1)
     while optimizer.metrics.num_updates < 5:
         optimizer.step()
-    optimizer.calls.send(optimizer.shards.remote[0], draw, BATCH, 0.4, tag=Task("batch"))
+    optimizer.calls.send(
+        optimizer.shards.remote[0], draw, ONE, BATCH, 0.4, tag=Task("batch", policy=ONE)
+    )
     shard = kill_shard_in_drain(optimizer)
     kept = [reply.tag.kind for reply in optimizer.calls.kept if reply.worker is shard]
     assert "batch" in kept
@@ -136,4 +139,4 @@ def test_rows_that_are_lost_with_their_shard_do_not_count_as_sampled() -> None:
     while any(reply.worker is shard for reply in optimizer.calls.kept):
         optimizer.step()
     missing = optimizer.limiter.get_state()["missing"]
-    assert missing >= 61 - optimizer.shards.num_rows
+    assert missing >= 61 - optimizer.shards.num_rows(ONE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.weights import Gradients
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.policy_group import GroupConfig, Member, PolicyGroup, by_policy, learner_keys
+from polopt.rollouts.workers import snapshots
+from polopt.rollouts.workers.snapshots import WeightSnapshots
 
 NAMES = ("first", "second")
 
@@ -131,3 +134,67 @@ def test_statistics_have_the_name_of_their_policy() -> None:
     stats = group.learn_on_batch(batch_of(group, 0, (4, 3)))
     assert set(by_policy(group, stats)) == {"first"}
     assert group.policies["second"].version == 0
+
+
+def moved(policy: A2CPolicy, by: float) -> None:
+    """Changes the parameters of a policy, as an update does."""
+    policy.flat.params.data += by
+    policy.version += 1
+
+
+@pytest.mark.parametrize("inline_bytes", [0, 10**6])
+def test_policy_that_does_not_learn_is_sent_once(
+    inline_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "INLINE_BYTES", inline_bytes)
+    learns = {"first": True, "second": False}
+    group, stored = group_of(learns), list[Any]()
+    sent = WeightSnapshots(lambda: group, lambda weights: stored.append(weights) or weights)
+    workers: list[Any] = [
+        SimpleNamespace(shares_weights=False, sent_snapshot=None, policy=group_of(learns))
+        for _ in range(3)
+    ]
+    size = len(group.policies["first"].flat.params)
+
+    def send(*indices: int) -> list[int]:
+        """Sends weights, and returns the numbers of parameters that were sent."""
+        sizes = []
+        for index in indices:
+            weights = sent.for_call(workers[index])
+            workers[index].policy.set_weights(weights)
+            sizes.append(len(weights.flat))
+            got, now = workers[index].policy.get_weights(), group.get_weights()
+            np.testing.assert_array_equal(got.flat, now.flat)
+            assert got._replace(flat=None) == now._replace(flat=None)
+        return sizes
+
+    moved(group.policies["second"], 0.5)
+    assert send(0, 1) == [2 * size, 2 * size]
+    assert sent.for_call(workers[0]) is None
+    for _ in range(3):
+        moved(group.policies["first"], 1.0)
+        group.env_steps += 10
+        assert send(0) == [size]
+    assert send(1) == [size], "it has missed two versions of the policy that learns"
+    assert send(2) == [2 * size], "a new worker needs all"
+    assert sent.num_bytes_sent == 4 * (2 * size + 2 * size + 3 * size + size + 2 * size)
+    assert len(stored) == (0 if inline_bytes else 5)
+    moved(group.policies["second"], 0.25)  # another checkpoint of the frozen policy
+    assert send(0, 1, 2) == [2 * size] * 3
+    moved(group.policies["first"], 1.0)
+    workers[1].sent_snapshot = None  # its last call was lost
+    assert send(0, 1, 2) == [size, 2 * size, size]
+    sent.take(force=True)  # as a restore does
+    assert send(0) == [2 * size]
+    with pytest.raises(ValueError, match="the weights must have"):
+        group.set_weights(group.get_weights()._replace(flat=np.zeros(size - 1, np.float32)))
+
+
+def test_all_weights_are_sent_if_all_policies_learn() -> None:
+    group = group_of()
+    sent, worker = WeightSnapshots(lambda: group, list), SimpleNamespace(shares_weights=False)
+    worker.sent_snapshot = None
+    for _ in range(2):
+        moved(group.policies["first"], 1.0)
+        weights = sent.for_call(worker)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(weights.flat, group.get_weights().flat)

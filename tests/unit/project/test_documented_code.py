@@ -20,6 +20,7 @@ DOCS = ROOT / "docs"
 
 PAGES = [
     "add-ons.md",
+    "install.md",
     "many-agents.md",
     "memory.md",
     "normalization.md",
@@ -55,7 +56,9 @@ def commands_of(page: Path) -> list[list[str]]:
     return [one for one in words if not re.search(r"[A-Z]{4}|\$|\.yaml|--restore", " ".join(one))]
 
 
-@pytest.mark.parametrize("page", ["train.md", "start.md", "many-agents.md", "../README.md"])
+@pytest.mark.parametrize(
+    "page", ["index.md", "install.md", "train.md", "start.md", "many-agents.md", "../README.md"]
+)
 def test_printed_commands_have_known_options(page: str) -> None:
     commands = commands_of(DOCS / page)
     assert commands

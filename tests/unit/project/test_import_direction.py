@@ -57,11 +57,20 @@ MAY_IMPORT: dict[str, set[str]] = {
     "rllib": _CORE,
     "command_line": _CORE,
     "comparison": _CORE | {"command_line", "dashboards", "dashboards/data", "dashboards/views"},
+    "simulation": _CORE | {"command_line"},
     "dashboards/data": _BASE,
     "dashboards/views": _BASE | {"dashboards/data"},
     "dashboards": {*_CORE, "dashboards/data", "dashboards/views", "command_line"},
 }
-ADD_ONS = {"collectors", "comparison", "recording", "rllib", "command_line", "dashboards"}
+ADD_ONS = {
+    "collectors",
+    "comparison",
+    "recording",
+    "rllib",
+    "command_line",
+    "dashboards",
+    "simulation",
+}
 ADD_ONS |= {"policies/fast_cpu", "policies/fast_gpu"}
 # These folders may import only the public names of polopt, like a user's code.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}

@@ -4,12 +4,16 @@ name of its own. Tests lie in the folder that they test."""
 from __future__ import annotations
 
 import ast
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from ray import tune
 from source_tree import PACKAGE_FOLDERS, ROOT, Module, modules
+
+from polopt.common.ray_names import DOCUMENTED_MODULES
 
 DEPENDENCIES = {"torch", "ray", "gymnasium"}
 #: Maps each private name without a public equivalent to the only file that may use it, and to a
@@ -31,17 +35,9 @@ ALLOWED = {
         "command_line/ray_thread.py",
         "test_stopping.py::test_control_service_lives_while_ray_waits_for_it",
     ),
-    "_global_registry": (
-        "common/tune_registry.py",
-        "test_env_sources.py::test_name_registered_with_tune",
-    ),
     "ray.tune.tune._Config": (
-        "rllib/algorithm_config.py",
+        "common/ray_names.py",
         "test_rllib_builders.py::test_tune_takes_a_builder_as_its_config",
-    ),
-    "_storage": (
-        "trainers/tune_trial.py",
-        "test_trainer.py::test_checkpoints_read_from_disk_have_their_results",
     ),
     "_elapsed_steps": (
         "rollouts/envs/env_state.py",
@@ -57,7 +53,7 @@ SYS_MODULES = {
     # Checks whether RLlib is imported, which then registers its algorithms with Tune.
     "rllib/add_on.py": "test_accepted_names.py::test_name_that_rllib_is_about_to_take",
     # Checks whether Tune is imported, because importing Tune takes seconds.
-    "common/tune_registry.py": "test_env_sources.py::test_name_registered_with_tune",
+    "common/ray_names.py": "test_env_sources.py::test_name_registered_with_tune",
     # Registers the module of a user's file, as in the documentation of importlib.
     "command_line/names.py": "test_examples.py::test_python_file_with_variables_or_a_function",
 }
@@ -165,6 +161,82 @@ def test_private_name_has_a_test(test: str) -> None:
     (file,) = (ROOT / "tests").rglob(path)
     tree = ast.parse(file.read_text())
     assert name in [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+#: All undocumented names of Ray that `common/ray_names.py` imports.
+RAY_NAMES = {
+    "ray.autoscaler.v2.sdk.get_cluster_status",
+    "ray.train.constants.DEFAULT_STORAGE_PATH",
+    "ray.tune.progress_reporter.TrialProgressCallback",
+    "ray.tune.search.sample.Categorical",
+    "ray.tune.search.sample.Domain",
+    "ray.tune.search.sample.Float",
+    "ray.tune.search.sample.Integer",
+    "ray.tune.search.sample.Quantized",
+    "ray.tune.search.variant_generator.generate_variants",
+    "ray.tune.tune",
+    "ray.widgets.util.in_notebook",
+}
+#: Names that are not imported: attributes, and what `sys.modules` is asked for.
+OTHER_RAY_NAMES = {
+    "_storage": lambda: tune.Trainable,
+    "_global_registry": lambda: sys.modules["ray.tune.registry"],
+    "_Config": lambda: sys.modules["ray.tune.tune"],
+    "start_gcs_server": lambda: sys.modules["ray._private.node"].Node,
+}
+
+
+def undocumented(module: Module) -> Iterator[str]:
+    """Yields the names that a module imports from Ray, except public names of the documented
+    modules."""
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Import):
+            found = [alias.name for alias in node.names]
+            yield from (name for name in found if name.split(".")[0] == "ray")
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "ray":
+            for alias in node.names:
+                private = alias.name.startswith("_") or alias.name == node.module.split(".")[-1]
+                if private or node.module not in DOCUMENTED_MODULES:
+                    yield f"{node.module}.{alias.name}"
+
+
+def taken_by(found: Sequence[Module]) -> dict[str, set[str]]:
+    """Maps the path of each module to its undocumented names."""
+    names = {module.path.as_posix(): set(undocumented(module)) - {"ray"} for module in found}
+    return {path: names for path, names in names.items() if names}
+
+
+def test_undocumented_names_are_in_one_file(package: Sequence[Module]) -> None:
+    assert taken_by(package) == {"common/ray_names.py": RAY_NAMES}
+
+
+def test_other_names_exist() -> None:
+    import ray._private.node
+    import ray.tune.tune  # noqa: F401
+
+    missing = [name for name, owner in OTHER_RAY_NAMES.items() if not hasattr(owner(), name)]
+    trainable = tune.Trainable()
+    assert [name for name in missing if not hasattr(trainable, name)] == []
+    source = (ROOT / "common/ray_names.py").read_text()
+    assert [name for name in OTHER_RAY_NAMES if name not in source] == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "from ray.train import Checkpoint",
+        "from ray.train.constants import DEFAULT_STORAGE_PATH",
+        "def f():\n    from ray.tune.search.variant_generator import generate_variants",
+        "import ray._private.worker",
+        "import ray.air.config as config",
+        "from ray import _private",
+        "from ray.tune import tune",
+    ],
+)
+def test_an_undocumented_name_is_found(source: str, tmp_path: Path) -> None:
+    (tmp_path / "trainers").mkdir()
+    (tmp_path / "trainers" / "planted.py").write_text(source)
+    assert [*taken_by(modules(tmp_path, ["trainers"]))] == ["trainers/planted.py"]
 
 
 def test_each_module_name_occurs_once(package: Sequence[Module]) -> None:

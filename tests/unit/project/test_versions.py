@@ -7,12 +7,15 @@ import re
 import subprocess
 import sys
 import tarfile
+import warnings
 from configparser import ConfigParser
 from pathlib import Path
 from typing import Any
 
 import pytest
 import versions
+import yaml
+from _pytest.config import parse_warning_filter
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -100,6 +103,62 @@ def test_version_is_the_same_everywhere() -> None:
 
     cited = re.findall(r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert cited == [polopt.__version__]
+
+
+def test_workflow_tests_the_versions_of_setup_cfg_before_it_publishes() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/tests-and-release.yml").read_text())
+    jobs = workflow["jobs"]
+    assert tuple(jobs["versions"]["strategy"]["matrix"]["python"]) == PYTHONS
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert {"check", "test-oldest", "test-newest", "test-wheel"} <= targets
+    assert set(jobs["publish"]["needs"]) == {"check", "versions", "wheel", "site"}
+    assert jobs["publish"]["permissions"] == {"id-token": "write"}
+    assert "secrets." not in str(workflow), "trusted publishing needs no token"
+    for page in (str(workflow), (ROOT / "CONTRIBUTING.md").read_text()):
+        for pin in ("zensical==0.1.3", "mkdocs==1.6.1 mkdocs-material==9.8.2"):
+            assert pin in page
+
+
+def test_windows_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    import polopt
+
+    code = compile(Path(polopt.__file__).read_text(), polopt.__file__, "exec")
+    monkeypatch.setattr("os.name", "nt")
+    with pytest.raises(ImportError, match="Windows") as refused:
+        exec(code, {"__name__": "polopt"})
+    monkeypatch.undo()
+    assert "\n" not in str(refused.value)
+
+
+def test_supported_systems_are_the_same_everywhere(setup_cfg: ConfigParser) -> None:
+    lines = setup_cfg["metadata"]["classifiers"].splitlines()
+    systems = [line for line in lines if line.startswith("Operating System")]
+    assert systems == ["Operating System :: POSIX :: Linux"]
+    assert "You need Linux" in (ROOT / "README.md").read_text()
+
+
+def test_newest_versions_run_with_deprecations_as_errors() -> None:
+    """As pytest reads the option: each filter stops a warning of a module of the package."""
+    (_, option) = versions.DEPRECATIONS_ARE_ERRORS
+    filters = option.removeprefix("filterwarnings=").splitlines()
+    for package in ("ray.tune.tune", "gymnasium.core", "torch.nn", "numpy", "polopt.common.config"):
+        for category in (DeprecationWarning, FutureWarning):
+            with warnings.catch_warnings():
+                for one in filters:
+                    warnings.filterwarnings(*parse_warning_filter(one, escape=False))
+                with pytest.raises(category):
+                    warnings.warn_explicit("old", category, "x.py", 1, module=package)
+
+
+def test_changelog_has_the_form_of_keep_a_changelog() -> None:
+    import polopt
+
+    text = (ROOT / "CHANGELOG.md").read_text()
+    releases = re.findall(r"^## (.*)$", text, re.MULTILINE)
+    assert releases[0] == "[Unreleased]"
+    assert re.fullmatch(rf"\[{re.escape(polopt.__version__)}\] - \d{{4}}-\d\d-\d\d", releases[1])
+    kinds = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Known"}
+    assert {*re.findall(r"^### (.*)$", text, re.MULTILINE)} <= kinds
 
 
 def test_tests_that_the_wheel_leaves_out_exist() -> None:

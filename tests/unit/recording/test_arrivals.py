@@ -80,18 +80,24 @@ def run(
     recorded: dict[str, Any] | None = None,
     dies_at: int | None = None,
     env: Any = Drift,
+    leave_at: tuple[int, ...] = (),
 ) -> tuple[list[str], dict[str, Any], WorkerSet]:
-    """Runs some steps of a strategy with three simulated workers, one of which may die. Returns the
-    digests of the weights, the record, and the workers."""
+    """Runs some steps of a strategy with three simulated workers, one of which may die, and which
+    may leave. Returns the digests of the weights, the record, and the workers."""
     if name in PLUGINS:
         plugin(name)
     fake = FakeTransport()
 
     def deadly(pending: list[Any]) -> Any:
         mine = [one for one in pending if one.channel.name == "worker 2"]
-        if mine and next(numbers) == dies_at:
+        number = next(numbers) if mine else -1
+        if number == dies_at:
             mine[0].channel.die()
             return mine[0]
+        if number in leave_at[:1]:
+            mine[0].channel.target.leaves = True  # as after SIGTERM
+        elif number in leave_at[1:]:
+            fake.ending.add(fake.channels[0])  # of worker 1
         return script(pending)
 
     fake.script, numbers = deadly, itertools.count()
@@ -123,6 +129,17 @@ def test_a_rerun_is_equal_whatever_the_order_of_arrival(name: str) -> None:
     free, *_ = run(name, oldest_first)
     if name in ASYNCHRONOUS:
         assert free[2] != digests[2], "another order of arrival has other weights"
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_processes_leave_at_the_same_points(name: str) -> None:
+    digests, recorded, workers = run(name, shuffled_by(1), leave_at=(1, 3))
+    assert workers.faults.counts["preemption"] == 2
+    assert sum(event[0] == "leaving" for event in recorded["events"]) == 1
+    again, nothing, repeated = run(name, oldest_first, json.loads(json.dumps(recorded)))
+    assert again == digests
+    assert repeated.faults.counts == workers.faults.counts
+    assert not nothing["events"]
 
 
 def test_a_hang_is_repeated_at_the_same_point() -> None:
@@ -424,7 +441,7 @@ def trained(
 ) -> tuple[PolicyOptimizerTrainer, list[str]]:
     """Trains for three iterations, with a checkpoint after the second iteration. Returns the
     trainer, and the digest of its weights after each iteration."""
-    patch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(folder))
+    patch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(folder))
     trainer = PolicyOptimizerTrainer({**SMALL, **options})
     if restore is not None:
         trainer.restore(restore)
@@ -677,7 +694,7 @@ def test_rerun_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_the_option_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("polopt.trainers.trainer.DEFAULT_STORAGE_PATH", str(tmp_path))
+    monkeypatch.setattr("polopt.trainers.trainer.storage_folder", lambda: str(tmp_path))
     trainer = PolicyOptimizerTrainer({**SMALL, "record_arrivals": False})
     assert trainer.train()["optimizer"]["num_events_recorded"] == 0
     trainer.stop()

@@ -370,7 +370,7 @@ algo.stop()
     gamma=0.9,
     lr=0.0003,
     train_batch_size=512,
-    rollout_fragment_length=64,
+    rollout_fragment_length=512,
     sgd_minibatch_size=128,
     num_sgd_iter=6,
     vf_loss_coeff=0.01,
@@ -431,7 +431,7 @@ algo.stop()
     lr=0.01,
     grad_clip=30.0,
     train_batch_size=50,
-    rollout_fragment_length=25,
+    rollout_fragment_length=50,
     clip_param=0.3,
     kl_coeff=0.0,
     entropy_coeff=[[0, 0.01], [100000, 0.0]],
@@ -464,7 +464,7 @@ algo.stop()
     **{"lambda": 0.9},
     env="CartPole-v1",
     num_workers=0,
-    lr=0.0005,
+    lr=2.5e-5,
     env_config={"max_episode_steps": 100},
 )
 _script(
@@ -586,7 +586,7 @@ algo.stop()
     num_sgd_iter=8,
     train_batch_size=2048,
     grad_clip=0.5,
-    model={"fcnet_hiddens": [64, 64], "use_lstm": False},
+    model={"fcnet_hiddens": [64, 64]},
     seed=7,
 )
 _script(
@@ -643,7 +643,7 @@ algo.stop()
     env="CartPole-v1",
     num_workers=0,
     train_batch_size=256,
-    rollout_fragment_length=32,
+    rollout_fragment_length=256,
 )
 _script(
     "2.60 lambda callbacks",
@@ -692,7 +692,7 @@ algo.stop()
     env=...,
     num_workers=1,
     rollout_fragment_length=64,
-    model={"use_lstm": True, "lstm_cell_size": 64},
+    model={"fcnet_hiddens": [256, 256], "use_lstm": True, "lstm_cell_size": 64},
     evaluation_interval=3,
     evaluation_duration=5,
 )
@@ -749,7 +749,7 @@ algo.stop()
     prioritized_replay_alpha=1.0,
     prioritized_replay_beta=0.0,
     final_prioritized_replay_beta=0.0,
-    model={"fcnet_hiddens": [32], "fcnet_activation": "relu"},
+    model={"fcnet_hiddens": [32]},
     min_sample_timesteps_per_iteration=600,
     evaluation_interval=1,
     evaluation_duration=2,
@@ -767,19 +767,19 @@ REFUSED = {
     "PPOConfig().multi_agent(policy_mapping_fn=lambda agent, episode, more: 'a')": (
         "requires the argument 'more'. Allowed: (agent_id, episode, worker, **kwargs)"
     ),
-    "PPOConfig().multi_agent(algorithm_config_overrides_per_module={'a': {}}).to_dict()": (
+    "PPOConfig().multi_agent(algorithm_config_overrides_per_module={'a': {}}).validate()": (
         "needs the names of the policies in policies"
     ),
     "PPOConfig().multi_agent(policies=['b'], algorithm_config_overrides_per_module={'a': {}})"
-    ".to_dict()": "unknown policy 'a'. Allowed: 'b'",
-    "PPOConfig().multi_agent(policies={'a': PolicySpec('random')}).to_dict()": "and cannot learn",
+    ".validate()": "unknown policy 'a'. Allowed: 'b'",
+    "PPOConfig().multi_agent(policies={'a': PolicySpec('random')}).validate()": "and cannot learn",
     "PPOConfig.from_dict({'multiagent': 7})": "multiagent=7. Allowed: a dict",
     "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(int))": "polopt has no RLModules",
     "PPOConfig().rl_module(rl_module_spec=MultiRLModuleSpec({}, int))": "networks that policies sh",
     "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(load_state_path='a'))": "load_rl_module(pa",
     "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",
     "PPOConfig().offline_data(input_='/tmp/out')": "polopt has no offline data",
-    "PPOConfig().environment(clip_rewards=True).to_dict()": "gymnasium.wrappers.TransformReward",
+    "PPOConfig().environment(clip_rewards=True).validate()": "gymnasium.wrappers.TransformReward",
     "PPOConfig().training(learner_class=int)": "to change the loss, write a policy",
     "PPOConfig().training(model={'use_attention': True}).environment('CartPole-v1').validate()": (
         "'use_lstm' is the only kind of memory"
@@ -803,10 +803,10 @@ REFUSED = {
     ),
     "DQNConfig().exploration(exploration_config={'initial_epsilo': 1})": "mean 'initial_epsilon'",
     "PPOConfig().exploration_config.update(type='Random')": "Allowed: {} or {'type': 'Stochastic",
-    "SACConfig().training(n_step=(2, 5)).to_dict()": "Allowed: one whole number",
+    "SACConfig().training(n_step=(2, 5)).validate()": "Allowed: one whole number",
     "SACConfig().training(optimization_config={'actor_lr': 1})": "Allowed: actor_learning_rate, ",
     "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
-    "A2CConfig().training(use_kl_loss=True).to_dict()": "has no KL loss",
-    "PPOConfig().training(optimizer={'eps': 1}).to_dict()": "torch_optimizer, adam_epsilon",
-    "PPOConfig().env_runners(observation_filter='Own').to_dict()": "normalize_observations=True",
+    "A2CConfig().training(use_kl_loss=True).validate()": "has no KL loss",
+    "PPOConfig().training(optimizer={'eps': 1}).validate()": "torch_optimizer, adam_epsilon",
+    "PPOConfig().env_runners(observation_filter='Own').validate()": "normalize_observations=True",
 }

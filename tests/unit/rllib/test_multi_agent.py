@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from flat_configs import flat
 
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
@@ -21,6 +22,7 @@ from polopt.rllib import (
     PPOConfig,
     RLlibCallback,
     RLModuleSpec,
+    to_rl_module,
 )
 from polopt.rollouts.envs.agent_policies import AgentPolicies
 from polopt.rollouts.envs.agent_vector_env import MappedEpisode
@@ -59,7 +61,7 @@ def class_of_rllib(name: str, module: str = "ray.rllib.policy") -> type:
 
 
 def agents_of(**options: Any) -> dict[str, Any]:
-    config: dict[str, Any] = PPOConfig().multi_agent(**options).to_dict()
+    config: dict[str, Any] = flat(PPOConfig().multi_agent(**options))
     return config
 
 
@@ -112,7 +114,7 @@ def test_policy_keeps_the_options_of_the_network_of_the_run() -> None:
         model_config=DefaultModelConfig(fcnet_hiddens=[3], vf_share_layers=True)
     )
     config.multi_agent(policies={"a": {"model": {"fcnet_hiddens": [4]}}, "b": {}})
-    assert config.to_dict()["policies"] == {
+    assert flat(config)["policies"] == {
         "a": {"model": {"fcnet_hiddens": [4], "vf_share_layers": True}},
         "b": {},
     }
@@ -129,18 +131,18 @@ def test_modules_and_overrides_are_options_of_policies() -> None:
         algorithm_config_overrides_per_module={"b": PPOConfig.overrides(lr=0.1)},
     )
     expected = {"a": {"model": {"fcnet_hiddens": [4]}}, "b": {"lr": 0.1}}
-    assert config.to_dict()["policies"] == expected
+    assert flat(config)["policies"] == expected
     config.multi_agent(policies=["b", "a", "c"])
-    assert config.to_dict()["policies"] == {"b": {"lr": 0.1}, "a": expected["a"], "c": {}}
+    assert flat(config)["policies"] == {"b": {"lr": 0.1}, "a": expected["a"], "c": {}}
     config.multi_agent(policies=["b"])
     with pytest.raises(ConfigError, match=r"rl_module_spec: unknown policy 'a'. Allowed: 'b'"):
-        config.to_dict()
+        flat(config)
 
 
 def test_module_of_the_only_policy_is_the_network_of_the_run() -> None:
     spec = RLModuleSpec(model_config={"fcnet_hiddens": [4]})
     config = PPOConfig().rl_module(rl_module_spec=spec)
-    assert config.to_dict() == {"model": {"fcnet_hiddens": [4]}}
+    assert flat(config) == {"model": {"fcnet_hiddens": [4]}}
 
 
 @pytest.mark.parametrize("name", ["RandomPolicy", "RandomRLModule"])
@@ -148,7 +150,7 @@ def test_policy_of_rllib_that_acts_at_random_is_a_frozen_policy(name: str) -> No
     spec = RLModuleSpec(module_class=class_of_rllib(name, "ray.rllib.examples"))
     modules = MultiRLModuleSpec(rl_module_specs={"p0": RLModuleSpec(), "p1": spec})
     config = two_policies(policies_to_train=["p0"]).rl_module(rl_module_spec=modules)
-    assert config.to_dict()["policies"] == {"p0": {}, "p1": {}}
+    assert flat(config)["policies"] == {"p0": {}, "p1": {}}
     algo = config.build_algo()
     policy = algo.get_policy("p1")
     observations = np.random.default_rng(0).uniform(-1.0, 1.0, (100, 2)).astype(np.float32)
@@ -160,13 +162,13 @@ def test_policy_of_rllib_that_acts_at_random_is_a_frozen_policy(name: str) -> No
     algo.stop()
     config.multi_agent(policies_to_train=None)
     with pytest.raises(ConfigError, match="policy 'p1' acts at random and cannot learn"):
-        config.to_dict()
+        flat(config)
 
 
 def test_policy_of_dqn_that_acts_at_random_always_explores() -> None:
     spec = PolicySpec(class_of_rllib("RandomPolicy"))
     config = DQNConfig().multi_agent(policies={"a": spec, "b": {}}, policies_to_train=["b"])
-    assert config.to_dict()["policies"] == {"a": {"epsilon": 1.0}, "b": {}}
+    assert flat(config)["policies"] == {"a": {"epsilon": 1.0}, "b": {}}
 
 
 def test_old_dict_becomes_options() -> None:
@@ -186,10 +188,10 @@ def test_old_dict_becomes_options() -> None:
         "policies_to_train": ["a"],
         "count_steps_by": "agent_steps",
     }
-    assert PPOConfig.from_dict({"multiagent": given}).to_dict() == expected
+    assert flat(PPOConfig.from_dict({"multiagent": given})) == expected
     config = PPOConfig()
     config["multiagent"]["policies"] = ["a"]
-    assert config.to_dict() == {"policies": {"a": {}}}
+    assert flat(config) == {"policies": {"a": {}}}
     with pytest.raises(TypeError, match="'polices'; did you mean 'policies'"):
         PPOConfig.from_dict({"multiagent": {"polices": {}}})
 
@@ -200,7 +202,7 @@ def test_only_connector_is_the_one_that_flattens() -> None:
 
     module = {"FlattenObservations": FlattenObservations}
     flattens = eval("lambda env, spaces, device: FlattenObservations(multi_agent=True)", module)
-    assert PPOConfig().env_runners(env_to_module_connector=flattens).to_dict() == {}
+    assert flat(PPOConfig().env_runners(env_to_module_connector=flattens)) == {}
     both = eval("lambda env: [FlattenObservations(), Other()]", module)
     with pytest.raises(ConfigError, match="polopt has no connectors"):
         PPOConfig().env_runners(env_to_module_connector=both)
@@ -280,6 +282,7 @@ class Remember(RLlibCallback):
     seen: list[Any] = []  # noqa: RUF012 - the test reads it
 
     def on_episode_end(self, *, episode: Any, policies: Any, **kwargs: Any) -> None:
+        assert [episode.module_for(agent) for agent in (0, 1, 2)] == ["p0", "p1", None]
         self.seen.append((list(policies), dict(episode.agent_returns), episode.total_reward))
 
 
@@ -304,9 +307,9 @@ def test_algorithm_has_policies_by_name() -> None:
     for name in ("p0", "p1"):
         policy = algo.get_policy(name)
         for observation in np.eye(2, dtype=np.float32):
-            action = algo.compute_single_action(observation, policy_id=name)
+            action = algo.compute_single_action(observation, policy_id=name, explore=False)
             assert action == policy.predict(observation)[0]
-        module = algo.get_module(name)
+        module = to_rl_module(policy)
         np.testing.assert_array_equal(
             module.state_dict()["pi.net.mlp.0.bias"], policy.model.policy_head.bias.detach()
         )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flat_configs import flat
 from gymnasium.spaces import Box, Discrete
 
 from polopt import ConfigError
@@ -236,7 +237,7 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
         )
     )
     config = from_rllib(theirs)
-    assert config.to_dict() == {
+    assert flat(config) == {
         "env": "CartPole-v1",
         "env_config": {"max_episode_steps": 100},
         "num_workers": 3,
@@ -261,7 +262,7 @@ def test_config_of_rllib_becomes_a_builder(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_defaults_of_rllib_are_not_taken_over(capsys: pytest.CaptureFixture[str]) -> None:
-    assert from_rllib(TheirPPOConfig(), verbose=False).to_dict() == {}
+    assert flat(from_rllib(TheirPPOConfig(), verbose=False)) == {}
     assert capsys.readouterr().out == ""
 
 

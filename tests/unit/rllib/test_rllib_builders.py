@@ -13,6 +13,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from flat_configs import flat
 from ray import tune
 from ray.tune.constants import RAY_TUNE_CALLBACKS_ENV_VAR as VARIABLE
 from ray.tune.registry import get_trainable_cls, register_env, register_trainable
@@ -23,10 +24,12 @@ import polopt
 import polopt.rllib as rllib
 from polopt import ConfigError
 from polopt.common.episodes import Episode
+from polopt.rllib.algorithm import _INSTEAD, Algorithm, algorithm_of
 from polopt.rllib.algorithm_config import AlgorithmConfig
-from polopt.rllib.algorithms import _INSTEAD, OLD_RESULTS, Algorithm, add_old_names, algorithm_of
+from polopt.rllib.old_results import add_old_keys
 from polopt.rllib.other_libraries import RLLIB_IGNORED, instead_of
-from polopt.rllib.translation import defaults
+from polopt.rllib.rllib_options import flat_config
+from polopt.rllib.translation import defaults, defaults_of_preset
 from polopt.rllib.user_callbacks import _NOT_CALLED, MetricsLogger, as_polopt_callbacks
 from polopt.trainers import presets
 from polopt.trainers.experiment import Experiment
@@ -149,19 +152,18 @@ def run(source: str) -> list[tuple[Any, dict[str, Any]]]:
     def build(self: Any, env: Any = None, **others: Any) -> Any:
         if env is not None:
             self.environment(env)
-        made.append((self.algo_class, self.to_dict()))
+        made.append((self.algo_class, flat(self)))
         algo = mock.create_autospec(self.algo_class, instance=True)
         episodes = {"episode_return_mean": 1.0, "custom_metrics": {"length_mean": 1.0}}
         algo.train.return_value = {"env_runners": episodes, "num_env_steps_sampled_lifetime": 8}
-        add_old_names(algo.train.return_value)
+        add_old_keys(algo.train.return_value)
         return algo
 
     real = tune.Tuner
 
     def tuner(trainable: Any, *, param_space: Any, **others: Any) -> Any:
         real(trainable, param_space=param_space)  # Tune accepts the config
-        is_builder = isinstance(param_space, AlgorithmConfig)
-        made.append((trainable, param_space.to_dict() if is_builder else param_space))
+        made.append((trainable, flat(param_space)))
         return mock.Mock()
 
     with (
@@ -186,20 +188,29 @@ def concrete(value: Any) -> Any:
 # ---- scripts ----------------------------------------------------------------------------------
 
 
+#: Options that depend on what a script gives, besides the options that it gives.
+DERIVED = {"rollout_fragment_length", "training_intensity"}
+
+
+def plain_of(algorithm: str) -> dict[str, Any]:
+    return flat_config({}, algorithm_of(algorithm), algorithm)
+
+
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_script_makes_the_config_that_it_means(name: str) -> None:
     ((trainable, config),) = run(SCRIPTS[name])
     expected = CONFIGS[name]
     callbacks = config.pop("callbacks", None)
     assert (callbacks is not None) == ("callbacks(" in SCRIPTS[name])
-    assert set(config) == set(expected)
-    assert {key: config[key] for key, value in expected.items() if value is not ...} == {
-        key: value for key, value in expected.items() if value is not ...
-    }
+    assert set(config) <= set(expected) | DERIVED
     algorithm = re.search(r"= \(?\s*(\w+)Config\(\)", SCRIPTS[name])
     assert algorithm is not None
     preset = {"PPO": "SyncPPO"}.get(algorithm[1], algorithm[1])
-    assert trainable in (algorithm[1], algorithm_of(preset))
+    assert trainable in (algorithm[1], algorithm_of(algorithm[1]))
+    whole = {**defaults_of_preset(PRESETS[preset]), **plain_of(algorithm[1]), **config}
+    assert {key: whole[key] for key, value in expected.items() if value is not ...} == {
+        key: value for key, value in expected.items() if value is not ...
+    }
     # The preset accepts the config.
     values = {key: concrete(value) for key, value in config.items()}
     Experiment.parse({**values, "callbacks": callbacks}, PRESETS[preset].preset)
@@ -271,7 +282,7 @@ def test_ignored_option_warns_and_its_own_value_does_not(caplog: pytest.LogCaptu
         config = rllib.PPOConfig().learners(num_learners=0).fault_tolerance(True)
         assert caplog.messages == []
         config.learners(num_learners=3)
-    assert config.to_dict() == {}
+    assert flat(config) == {}
     (message,) = caplog.messages
     assert message.startswith("PPOConfig.learners(): num_learners=3 is ignored. For 'num_learners'")
     assert message.endswith("multiply train_batch_size_per_learner and minibatch_size by 3")
@@ -279,7 +290,7 @@ def test_ignored_option_warns_and_its_own_value_does_not(caplog: pytest.LogCaptu
 
 def test_later_value_replaces_an_earlier_one_under_another_name() -> None:
     config = rllib.PPOConfig().training(num_sgd_iter=3).training(num_epochs=5)
-    assert config.to_dict() == {"num_sgd_iter": 5}
+    assert flat(config) == {"num_sgd_iter": 5}
 
 
 ALPHA, BETA = {"prioritized_replay_alpha": 0.5}, {"prioritized_replay_beta": 0.3}
@@ -303,8 +314,8 @@ def test_replay_buffer_config(given: Any, expected: dict[str, Any]) -> None:
     if any("replay_" in key for key in expected):
         expected = {"prioritized_replay": True} | expected
     config = rllib.DQNConfig().training(replay_buffer_config=given)
-    assert config.to_dict() == expected
-    Experiment.parse({"env": "CartPole-v1", **config.to_dict()}, PRESETS["DQN"].preset)
+    assert flat(config) == expected
+    Experiment.parse({"env": "CartPole-v1", **flat(config)}, PRESETS["DQN"].preset)
 
 
 def test_change_of_a_dict_that_was_read_counts() -> None:
@@ -312,7 +323,7 @@ def test_change_of_a_dict_that_was_read_counts() -> None:
     config.replay_buffer_config["capacity"] = 2000
     config.exploration_config.update(final_epsilon=0.5)
     config.exploration_config["warmup_timesteps"] = 100
-    options = config.to_dict()
+    options = flat(config)
     assert options["buffer_size"] == 2000
     assert options["epsilon"] == [[0, 1.0], [100, 1.0], [10_100, 0.5]]
     read = config.replay_buffer_config
@@ -339,8 +350,8 @@ def test_each_method_of_a_dict_that_was_read_changes_the_builder_or_raises() -> 
     read |= {"capacity": 4000}
     assert config.buffer_size == read["capacity"] == 4000
     assert config.exploration_config.setdefault("warmup_timesteps", 100) == 100
-    assert config.to_dict()["epsilon"][0] == [0, 1.0]
-    assert config.to_dict()["epsilon"][1] == [100, 1.0]
+    assert flat(config)["epsilon"][0] == [0, 1.0]
+    assert flat(config)["epsilon"][1] == [100, 1.0]
     before = dict(read)
     for remove in (
         lambda: read.pop("capacity"),
@@ -363,13 +374,13 @@ def test_each_method_of_a_dict_that_was_read_changes_the_builder_or_raises() -> 
 def test_batch_of_replay_changes_no_fragment() -> None:
     for length in ({}, {"rollout_fragment_length": "auto"}):
         config = rllib.ApexDQNConfig().training(train_batch_size=8, **length)
-        assert config.to_dict() == {"train_batch_size": 8}
+        assert flat(config) == {"train_batch_size": 8}
 
 
 def test_dicts_add_up() -> None:
     config = rllib.PPOConfig().environment(env_config={"a": 1}).environment(env_config={"b": 2})
     config.training(model={"use_lstm": True}).rl_module(model_config={"fcnet_hiddens": [8]})
-    assert config.to_dict() == {
+    assert flat(config) == {
         "env_config": {"a": 1, "b": 2},
         "model": {"use_lstm": True, "fcnet_hiddens": [8]},
     }
@@ -380,7 +391,7 @@ def test_dicts_add_up() -> None:
     [
         ({"use_kl_loss": False, "kl_coeff": 0.3}, {"kl_coeff": 0.0}),
         ({"use_kl_loss": True, "kl_coeff": 0.3}, {"kl_coeff": 0.3}),
-        ({"use_kl_loss": True}, {"kl_coeff": 0.2}),
+        ({"use_kl_loss": True}, {}),  # RLlib's default
         ({"lr": 1.0, "lr_schedule": [[0, 0.1], [9, 0.0]]}, {"lr": [[0, 0.1], [9, 0.0]]}),
         ({"lr": 1.0, "lr_schedule": None}, {"lr": 1.0}),
         ({"entropy_coeff_schedule": [[0, 0.1], [9, 0.0]]}, {"entropy_coeff": [[0, 0.1], [9, 0.0]]}),
@@ -389,18 +400,20 @@ def test_dicts_add_up() -> None:
         ({"observation_filter": "NoFilter"}, {}),
         ({"sample_timeout_s": None}, {"worker_timeout_s": 1e7}),
         ({"evaluation_interval": 0, "evaluation_num_workers": 2}, {"evaluation_interval": None}),
-        ({"rollout_fragment_length": "auto"}, {}),
+        # With 2 workers of one environment, a fragment is half of the batch.
+        ({"rollout_fragment_length": "auto"}, {"rollout_fragment_length": 2000}),
         ({"horizon": 200}, {"max_frames_per_traj": 200}),
-        # With 2 workers of 8 environments, one fragment of 4 steps from each environment gives 64
-        # rows.
         (
             {"train_batch_size": 64},
-            {"train_batch_size": 64, "rollout_fragment_length": 4},
+            {"train_batch_size": 64, "rollout_fragment_length": 32},
         ),
-        ({"train_batch_size": 10**5}, {"train_batch_size": 10**5}),
+        (
+            {"train_batch_size": 10**5},
+            {"train_batch_size": 10**5, "rollout_fragment_length": 50_000},
+        ),
         (
             {"train_batch_size": 6401, "rollout_fragment_length": "auto"},
-            {"train_batch_size": 6401, "rollout_fragment_length": 401},
+            {"train_batch_size": 6401, "rollout_fragment_length": 3201},
         ),
         (
             {"train_batch_size": 64, "rollout_fragment_length": 16},
@@ -409,7 +422,7 @@ def test_dicts_add_up() -> None:
     ],
 )
 def test_options_that_mean_something_together(given: Any, expected: Any) -> None:
-    assert rllib.PPOConfig().training(**given).to_dict() == expected
+    assert flat(rllib.PPOConfig().training(**given)) == expected
 
 
 # ---- units ------------------------------------------------------------------------------------
@@ -419,17 +432,17 @@ def test_target_of_replay_counts_environment_steps() -> None:
     """RLlib: "Update the target network every `target_network_update_freq` sample steps"."""
     for builder in (rllib.DQNConfig, rllib.SACConfig, rllib.ApexDQNConfig):
         config = builder().training(target_network_update_freq=500)
-        assert config.to_dict() == {"target_network_update_timesteps": 500}
+        assert flat(config) == {"target_network_update_timesteps": 500}
         assert config.target_network_update_freq == 500
         config.target_network_update_freq *= 2
-        assert config.to_dict() == {"target_network_update_timesteps": 1000}
+        assert flat(config) == {"target_network_update_timesteps": 1000}
         # With 0, the default of RLlib's SAC, the target moves with every update.
         config.training(target_network_update_freq=0)
         every = {"target_network_update_freq": 1, "target_network_update_timesteps": None}
-        assert config.to_dict() == every
+        assert {**defaults_of_preset(config.algo_class), **flat(config)}.items() >= every.items()
         config.training(target_network_update_freq=tune.choice([256]))
         assert isinstance(
-            config.to_dict()["target_network_update_timesteps"], tune.search.sample.Domain
+            flat(config)["target_network_update_timesteps"], tune.search.sample.Domain
         )
 
 
@@ -466,7 +479,7 @@ def test_intensity_that_cannot_be_computed_is_refused_with_advice() -> None:
         rllib.DQNConfig().training(training_intensity=None, train_batch_size=tune.choice([32])),
     ):
         with pytest.raises(ConfigError, match=r"training_intensity=None. .* The preset has train"):
-            config.to_dict()
+            flat(config)
 
 
 @pytest.mark.parametrize(
@@ -482,13 +495,13 @@ def test_target_of_appo_counts_units_of_sixteen_batches(
     freq: float, others: dict[str, Any], updates: int
 ) -> None:
     config = rllib.APPOConfig().training(target_network_update_freq=freq, **others)
-    assert config.to_dict()["target_network_update_freq"] == updates
+    assert flat(config)["target_network_update_freq"] == updates
 
 
 def test_target_of_appo_in_units_that_are_not_a_number_is_refused() -> None:
     for freq in (0, -1.0, math.inf, math.nan):
         with pytest.raises(ConfigError, match=r"target_network_update_freq=.* in units of 16"):
-            rllib.APPOConfig().training(target_network_update_freq=freq).to_dict()
+            flat(rllib.APPOConfig().training(target_network_update_freq=freq))
 
 
 @pytest.mark.parametrize("batch", [256, 1000])
@@ -504,7 +517,7 @@ def test_iteration_of_ppo_is_one_batch(batch: int) -> None:
     # Steps of automatic resets do not count.
     assert all(0.8 * batch <= count <= batch for count in steps)
     config.reporting(min_sample_timesteps_per_iteration=3000)
-    assert config.to_dict()["min_sample_timesteps_per_iteration"] == 3000
+    assert flat(config)["min_sample_timesteps_per_iteration"] == 3000
     assert rllib.DDPPOConfig().min_sample_timesteps_per_iteration == 0
     assert rllib.DQNConfig().min_sample_timesteps_per_iteration == 1000  # as in RLlib
 
@@ -512,35 +525,35 @@ def test_iteration_of_ppo_is_one_batch(batch: int) -> None:
 def test_schedules_count_environment_steps_in_both_libraries() -> None:
     points = [[0, 1e-3], [1000, 1e-4]]
     for builder in (rllib.PPOConfig, rllib.DQNConfig):
-        assert builder().training(lr=points).to_dict() == {"lr": points}
+        assert flat(builder().training(lr=points)) == {"lr": points}
     exploration = {"epsilon_timesteps": 5000, "final_epsilon": 0.1, "warmup_timesteps": 100}
     config = rllib.DQNConfig().exploration(exploration_config=exploration)
-    assert config.to_dict()["epsilon"] == [[0, 1.0], [100, 1.0], [5100, 0.1]]
+    assert flat(config)["epsilon"] == [[0, 1.0], [100, 1.0], [5100, 0.1]]
 
 
 def test_batch_of_ddppo_is_one_fragment_of_a_worker() -> None:
     config = rllib.DDPPOConfig().training(train_batch_size=500)
-    assert config.env_runners(num_envs_per_env_runner=5).to_dict() == {
-        "num_envs_per_worker": 5,
-        "rollout_fragment_length": 100,
+    assert flat(config.env_runners(num_envs_per_env_runner=2)) == {
+        "num_envs_per_worker": 2,
+        "rollout_fragment_length": 250,
     }
 
 
 def test_batch_of_ddppo_beside_a_fragment_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     config = rllib.DDPPOConfig().training(train_batch_size=500)
     with caplog.at_level(logging.WARNING, "polopt"):
-        assert config.env_runners(rollout_fragment_length=50).to_dict() == {
+        assert flat(config.env_runners(rollout_fragment_length=50)) == {
             "rollout_fragment_length": 50
         }
     assert "train_batch_size=500 is ignored, because rollout_fragment_length=50" in caplog.text
     caplog.clear()
-    config.env_runners(num_envs_per_env_runner=10).to_dict()  # 10 environments of 50 steps
+    flat(config.env_runners(num_envs_per_env_runner=10))  # 10 environments of 50 steps
     assert not caplog.text
 
 
 def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "polopt"):
-        assert rllib.A3CConfig().training(train_batch_size=500).to_dict() == {}
+        assert flat(rllib.A3CConfig().training(train_batch_size=500)) == {}
     assert (
         "train_batch_size=500 is ignored. A gradient is computed from one fragment" in caplog.text
     )
@@ -553,7 +566,7 @@ def test_batch_of_a3c_is_ignored(caplog: pytest.LogCaptureFixture) -> None:
 def test_builder_exists_when_its_preset_exists(builder: type[AlgorithmConfig]) -> None:
     if builder.preset_name in PRESETS:
         config = builder().environment("CartPole-v1")
-        assert config.to_dict() == {"env": "CartPole-v1"}
+        assert flat(config) == {"env": "CartPole-v1"}
         assert issubclass(config.algo_class, PRESETS[builder.preset_name])
         assert config.algo_class.__name__ == builder.algorithm_name
         assert pickle.loads(pickle.dumps(config.algo_class)) is config.algo_class
@@ -594,20 +607,23 @@ def test_copies_are_independent_and_frozen_as_asked() -> None:
     thawed.env_config["a"] = 2
     assert (thawed["env_config"], config["env_config"]) == ({"a": 2}, {"a": 1})
     for other in (pickle.loads(pickle.dumps(thawed)), copy.deepcopy(thawed)):
-        assert other.to_dict() == thawed.to_dict()
-    assert config.copy(copy_frozen=True).to_dict() == config.to_dict()
+        assert flat(other) == flat(thawed)
+    assert flat(config.copy(copy_frozen=True)) == flat(config)
 
 
 def test_values_are_read_under_all_names() -> None:
     config = rllib.PPOConfig().env_runners(num_env_runners=3)
     names = ("num_workers", "num_env_runners", "num_rollout_workers")
     assert {config[name] for name in names} == {getattr(config, name) for name in names} == {3}
-    assert (config.lr, config["lambda"], config.lambda_) == (1e-3, 0.95, 0.95)
+    assert (config.lr, config["lambda"], config.lambda_) == (5e-5, 1.0, 1.0)
     assert (config.framework_str, config.explore, config.env) == ("torch", True, None)
     assert config.get("nothing", 7) == config.pop("nothing", 7) == 7
     assert "lr" in config
     assert "nothing" not in config
-    assert dict(config.items()) == {"num_workers": 3}
+    options = config.to_dict()
+    assert {options[name] for name in names} == {options.num_env_runners} == {3}
+    assert set(config.keys()) == set(options) == {key for key, _ in config.items()}
+    assert len(options) > 200
     with pytest.raises(AttributeError, match="no option 'gama'; did you mean 'gamma'"):
         _ = config.gama
 
@@ -620,17 +636,17 @@ def test_validate_checks_values() -> None:
 
 def test_to_dict_is_a_copy() -> None:
     config = rllib.PPOConfig().environment(env_config={"a": []})
-    config.to_dict()["env_config"]["a"].append(1)
-    assert config.to_dict() == {"env_config": {"a": []}}
+    flat(config)["env_config"]["a"].append(1)
+    assert flat(config) == {"env_config": {"a": []}}
 
 
 def test_model_config_of_rllib_itself() -> None:
     module = pytest.importorskip("ray.rllib.core.rl_module.default_model_config")
     given = module.DefaultModelConfig(fcnet_hiddens=[8], use_lstm=True)
     config = rllib.PPOConfig().rl_module(model_config=given)
-    assert config.to_dict() == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
+    assert flat(config) == {"model": {"fcnet_hiddens": [8], "use_lstm": True}}
     config = rllib.PPOConfig().rl_module(model_config=module.DefaultModelConfig())
-    assert config.to_dict() == {"model": {}}
+    assert flat(config) == {"model": {"fcnet_hiddens": [256, 256]}}  # as in RLlib
     config.environment("CartPole-v1").validate()
 
 
@@ -738,7 +754,7 @@ def test_functions_as_callbacks() -> None:
         on_episode_end=lambda episode, metrics_logger, **_: metrics_logger.log_value("x", 2),
         on_train_result=None,
     )
-    cls = config.to_dict()["callbacks"]
+    cls = flat(config)["callbacks"]
     episode = EPISODE._replace(data={})
     assert cls().on_episode_end(episode=episode, worker=Worker()) == {"x": 2}
     assert "on_train_result" not in vars(cls)
@@ -753,7 +769,7 @@ def test_class_of_a_partial_gets_its_arguments() -> None:
             metrics_logger.log_value("limit", self.limit)
 
     partial = functools.partial(Threshold, limit=0.9)
-    cls = rllib.PPOConfig().callbacks(partial).to_dict()["callbacks"]
+    cls = flat(rllib.PPOConfig().callbacks(partial))["callbacks"]
     made = cls().on_episode_end(episode=EPISODE._replace(data={}), worker=Worker())
     assert made == {"limit": 0.9}
     for wrong in (functools.partial(print, 1), functools.partial(polopt.Callbacks)):
@@ -808,16 +824,21 @@ def test_old_names_of_results() -> None:
         "env_runners": {"episode_return_mean": 5.0, "num_episodes_lifetime": 3},
         "num_env_steps_sampled_lifetime": 8,
     }
-    add_old_names(result)
+    add_old_keys(result)
     assert result["episode_reward_mean"] == 5.0
     assert (result["episodes_total"], result["num_env_steps_sampled"]) == (3, 8)
     assert "episode_reward_min" not in result
-    assert set(OLD_RESULTS) >= set(result) - {"env_runners", "num_env_steps_sampled_lifetime"}
+    old = {"episode_reward_mean": 5.0, "episodes_total": 3}
+    assert result["sampler_results"].items() >= old.items() <= result["env_runners"].items()
+    result = {"env_runners": {"custom_metrics": {"x_mean": 1.0}}}
+    add_old_keys(result, [1.0, 2.0], [3, 4])
+    assert result["custom_metrics"] == {"x_mean": 1.0}
+    assert result["hist_stats"] == {"episode_reward": [1.0, 2.0], "episode_lengths": [3, 4]}
 
 
 @pytest.mark.parametrize("name", [*_INSTEAD, "anything"])
 def test_attribute_of_an_algorithm_of_rllib(name: str) -> None:
-    algo = object.__new__(algorithm_of("SyncPPO"))
+    algo = object.__new__(algorithm_of("PPO"))
     said = "" if name == "anything" else ". Use this instead: "
     with pytest.raises(AttributeError, match=f"'PPO' object has no attribute '{name}'{said}"):
         getattr(algo, name)
@@ -854,7 +875,7 @@ def test_an_algorithm_of_rllib_under_a_name_of_polopt_warns_once(
     (callback,) = (one for one in _create_default_callbacks([]) if isinstance(one, Checks))
     theirs = type("PPO", (tune.Trainable,), {"__module__": "ray.rllib.algorithms.ppo.ppo"})
     with caplog.at_level(logging.WARNING, "polopt"):
-        for name, cls in (("PPO", algorithm_of("SyncPPO")), ("SyncPPO", SyncPPO), ("CQL2", theirs)):
+        for name, cls in (("PPO", algorithm_of("PPO")), ("SyncPPO", SyncPPO), ("CQL2", theirs)):
             trial = mock.Mock(trainable_name=name)
             trial.get_trainable_cls.return_value = cls
             callback.on_trial_start(iteration=1, trials=[trial], trial=trial)

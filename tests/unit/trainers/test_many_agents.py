@@ -3,6 +3,7 @@ single policies, and games with known values."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import ray
 import torch
 from agent_envs import Matrix, OneAgent, Race
+from gymnasium import spaces
 
 import polopt
 from polopt.common.config import ConfigError
@@ -185,12 +187,16 @@ def test_turn_based_values_are_those_of_the_game() -> None:
             {"policies": ["a", "b"], "policy_mapping_fn": {"*": "a"}},
             "policy 'b' acts for no agent",
         ),
+        (
+            {"policies": ["a", "b"], "policy_mapping_fn": lambda agent_id, **_: "a"},
+            r"policy 'b' acts for no agent.*must take the argument 'rng', 'episode' or 'worker'",
+        ),
         ({"policies": ["a"], "policies_to_train": ["c"]}, "'policies_to_train'"),
         ({"policies": {"a": {"lrr": 1.0}}}, "policy 'a' in 'policies'.*'lrr'"),
         ({"policies": ["a/b"]}, "allowed: a name without '/'"),
         ({"policies": ["a"], "policy_mapping_fn": 3}, "'policy_mapping_fn': got 3"),
         ({"policies": ["a"], "policy_mapping_fn": "no.such:thing"}, "cannot be imported"),
-        ({"vectorization_mode": "async"}, "'vectorization_mode'"),
+        ({"vectorization_mode": "async"}, "got 'async'.*the agents that act change.*'num_workers'"),
         ({"autoreset_mode": "next_step"}, "'autoreset_mode'"),
     ],
 )
@@ -232,6 +238,24 @@ def test_wrong_name_in_a_later_episode_ends_the_run() -> None:
     trainer.stop()
 
 
+def test_mapping_that_draws_without_the_generator_is_explained() -> None:
+    drawn = iter("aab" * 100)
+    options: dict[str, Any] = {"policies": ["a", "b"], "policy_mapping_fn": lambda _: next(drawn)}
+    with pytest.raises(
+        (ConfigError, EnvironmentAPIError), match=r"must take the argument 'rng', 'episode'"
+    ):
+        polopt.A2C({**SMALL, **options, "env": Matrix}).train()
+
+
+def test_episode_of_a_mapping_has_an_id() -> None:
+    def sides(agent_id: str, episode: Any) -> str:
+        assert episode.id_ == episode.episode_id == episode.number
+        return "a" if (agent_id == "row") == (episode.id_ % 2 == 0) else "b"
+
+    _, result = trained("A2C", env=Matrix, policies=["a", "b"], policy_mapping_fn=sides)
+    assert set(result["env_runners"]["module_episode_returns_mean"]) == {"a", "b"}
+
+
 def test_policies_need_several_agents() -> None:
     with pytest.raises(ConfigError, match="an environment with one agent"):
         polopt.A2C({**SMALL, "env": "CartPole-v1", "policies": ["a", "b"]}).train()
@@ -259,6 +283,80 @@ def test_callbacks_get_the_episode_of_all_agents(two: bool) -> None:
     trainer.stop()
     assert result["env_runners"]["custom_metrics"]["ends_mean"] == 1.0
     assert result["env_runners"]["num_episodes"] == result["num_env_steps_sampled_lifetime"] // 10
+
+
+class MaskedMatrix(Matrix):
+    """A matrix game in which the observations have action masks, and only one action is allowed."""
+
+    def observation_space(self, agent: str) -> Any:
+        mask = spaces.Box(0, 1, (2,), np.int8)
+        return spaces.Dict({"observation": spaces.Discrete(3, start=2), "action_mask": mask})
+
+    def _all(self, value: Any) -> dict[str, Any]:
+        if isinstance(value, np.ndarray):
+            value = {"observation": 4, "action_mask": np.array([0, 1], np.int8)}
+        return super()._all(value)
+
+
+def test_policy_may_have_no_agent_in_the_first_episodes() -> None:
+    """Its slots also have observations, with valid masks."""
+    options: dict[str, Any] = {**SMALL, **FAST, **SHORT["A2C"], "policies": ["early", "late"]}
+    trainer = polopt.A2C(
+        {
+            **options,
+            "env": MaskedMatrix,
+            "policy_mapping_fn": lambda agent_id, episode: (
+                "early" if episode.number < 9 else "late"
+            ),
+        }
+    )
+    result = trainer.train()
+    trainer.stop()
+    returns = result["env_runners"]["module_episode_returns_mean"]
+    assert returns == {"early": 20.0, "late": 20.0}
+    assert all(one.version > 0 for one in group_of(trainer).policies.values())
+
+
+class PolicyReturns(polopt.Callbacks):
+    """Sums the returns of each policy."""
+
+    def on_episode_end(self, *, episode: Any, worker: Any) -> dict[str, float]:
+        both = {episode.agent_policies[agent] for agent in episode.agent_returns}
+        assert set(episode.policy_returns) == both
+        return dict(episode.policy_returns)
+
+
+def either(agent_id: str, rng: np.random.Generator) -> str:
+    return "a" if agent_id == "row" or rng.random() < 0.5 else "b"
+
+
+def test_return_of_a_policy_is_the_sum_over_its_agents() -> None:
+    """In a game of 10 rounds, the row player always gets 1, and the column player always gets 3.
+    Policy `a` gets 40 if it plays both, and 10 otherwise. Then `b` gets 30."""
+    game = functools.partial(Matrix, payoffs=np.full((2, 2, 2), (1, 3)))
+    options = {**SMALL, **FAST, **SHORT["A2C"], "policies": ["a", "b"], "callbacks": PolicyReturns}
+    options |= {"policy_mapping_fn": either, "evaluation_interval": 1, "evaluation_duration": 3}
+    trainer = polopt.A2C({**options, "env": lambda config: game()})
+    result = trainer.train()
+    agents = result["env_runners"]["agent_episode_returns_mean"]
+    policies = result["env_runners"]["module_episode_returns_mean"]
+    assert agents == {"row": 10.0, "column": 30.0}
+    assert policies["b"] == 30.0
+    # After less than 100 episodes, the window has the episodes of the callback.
+    custom = result["env_runners"]["custom_metrics"]
+    assert (custom["a_min"], custom["a_max"]) == (10.0, 40.0)
+    assert custom["a_mean"] == policies["a"]
+    evaluation = result["evaluation"]["env_runners"]
+    assert evaluation["agent_episode_returns_mean"] == agents
+    assert evaluation["module_episode_returns_mean"]["a"] in (10.0, 20.0, 30.0, 40.0)
+    saved = trainer.save()
+    again = type(trainer).from_checkpoint(
+        saved, env=lambda config: game(), policy_mapping_fn=either, callbacks=PolicyReturns
+    )
+    kept = again.optimizer.metrics.episodes.report()
+    assert kept["module_episode_returns_mean"] == policies
+    trainer.stop()
+    again.stop()
 
 
 @pytest.mark.parametrize(

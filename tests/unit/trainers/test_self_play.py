@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from agent_envs import Matrix
+from agent_envs import Matrix, Race
 
 import polopt
+from polopt.command_line.examples import load_example
 from polopt.common.config import ConfigError
+from polopt.rollouts.envs.agent_vector_env import MappedEpisode
+from polopt.tuned_examples import self_play
 
 SMALL = {
     "num_workers": 0,
@@ -63,6 +67,9 @@ def test_copy_is_exact_and_stays(preset: str, tmp_path: Path) -> None:
     assert set(after["learners"]) == {"main", "__all_modules__"}
     np.testing.assert_array_equal(weights_of(trainer, "past"), past)
     assert not np.array_equal(weights_of(trainer, "main"), past)
+    moments = {name: trainer.get_policy(name).get_state()["moments"] for name in ("main", "past")}
+    assert str(moments["past"]) == str(main["moments"]), "its normalisation stays, too"
+    assert (str(moments["main"]) == str(main["moments"])) == (preset != "A2C")
     # A checkpoint has the policy, and a run continues with it.
     trainer.save(str(tmp_path))
     again = type(trainer).from_checkpoint(
@@ -76,7 +83,7 @@ def test_copy_is_exact_and_stays(preset: str, tmp_path: Path) -> None:
     # Without it, all goes on.
     trainer.remove_policy("past", policy_mapping_fn={"*": "main"})
     assert list(trainer.get_policy().policies) == ["main"]
-    trainer.train()
+    assert set(trainer.train()["env_runners"]["module_episode_returns_mean"]) == {"main"}
     trainer.stop()
 
 
@@ -147,3 +154,61 @@ def test_run_without_named_policies() -> None:
     with pytest.raises(ConfigError, match="no named policies"):
         trainer.add_policy("v1", "main")
     trainer.stop()
+
+
+# ---- the example ------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_example_keeps_the_newest_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the options of the tuned example, and less work."""
+    pytest.importorskip("pettingzoo")
+    monkeypatch.setattr(self_play, "EVERY", 2)
+    monkeypatch.setattr(self_play, "MOST", 1)
+    monkeypatch.setattr(self_play, "GAMES", 4)
+    small = {"num_envs_per_worker": 2, "rollout_fragment_length": 40, "num_sgd_iter": 1}
+    small |= {"sgd_minibatch_size": 80, "min_time_s_per_iteration": 0}
+    trainer = polopt.SyncPPO({**load_example("connect_four_self_play").config, **small, "seed": 0})
+    before = weights_of(trainer, "main")
+    for iteration in range(1, 6):
+        result = trainer.train()
+        reported = result["env_runners"].get("custom_metrics", {})
+        assert (self_play.SCORE in reported) == (iteration % 2 == 0)
+    assert list(trainer.get_policy().policies) == ["main", "main_4"]
+    assert trainer.get_policy().trained == ["main"]
+    assert set(result["env_runners"]["module_episode_returns_mean"]) <= {"main", "main_4"}
+    past = weights_of(trainer, "main_4")
+    assert not np.array_equal(past, before)
+    assert not np.array_equal(past, weights_of(trainer, "main"))
+    trainer.stop()
+
+
+def test_learning_policy_has_both_seats_in_turn() -> None:
+    choose, rng = self_play.Opponents(["old", "new"]), np.random.default_rng(0)
+    found = Counter[tuple[str, str]]()
+    for number in range(400):
+        episode = MappedEpisode(number, 0)
+        pair = choose("player_0", episode, rng), choose("player_1", episode, rng)
+        assert pair[number % 2] == "main"
+        found[pair[number % 2], pair[1 - number % 2]] += 1
+    assert 160 < found["main", "main"] < 240
+    assert min(found["main", "old"], found["main", "new"]) > 60
+
+
+def test_score_counts_wins_of_both_seats() -> None:
+    """The first player of a race over 4 fields wins if it moves 1 and then to the end."""
+
+    class Best:
+        def predict(self, observation: Any, deterministic: bool) -> Any:
+            left = int(np.argmax(observation))
+            return (left % 3 - 1 if left % 3 else 0), None
+
+    env, rng = Race(4), np.random.default_rng(0)
+    for _ in range(20):
+        assert self_play.play(env, {"first": Best(), "second": None}, rng)["first"] == 1.0
+    returns = [self_play.play(env, {"first": None, "second": None}, rng) for _ in range(50)]
+    assert all(one["first"] == -one["second"] for one in returns)
+    assert {one["first"] for one in returns} == {1.0, -1.0}
+    pytest.importorskip("pettingzoo")
+    assert self_play.score(None, None, 10, seed=3) == self_play.score(None, None, 10, seed=3)
+    assert 0.2 < self_play.score(None, None, 40, seed=3) < 0.8

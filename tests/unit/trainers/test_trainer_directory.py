@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import ray.tune
-from ray.train.constants import DEFAULT_STORAGE_PATH
 
 import polopt
 from polopt.common.config import ConfigError
+from polopt.common.ray_names import storage_folder
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers import experiment, run
 from polopt.trainers.run import Run
@@ -35,7 +35,7 @@ makes_none = pytest.mark.skipif(
 
 
 def left() -> set[str]:
-    return {path.name for path in Path(DEFAULT_STORAGE_PATH).glob("*")}
+    return {path.name for path in Path(storage_folder()).glob("*")}
 
 
 @makes_none

@@ -17,7 +17,7 @@ from polopt.rollouts.workers.errors import WorkersFailedError
 from polopt.rollouts.workers.process_group import ProcessGroup
 from polopt.rollouts.workers.worker_handle import ProcessState, WorkerHandle
 
-STARTING, UP, DOWN, REPLACED, REMOVED = ProcessState
+STARTING, UP, LEAVING, DOWN, REPLACED, REMOVED = ProcessState
 ALLOWED = {
     (STARTING, UP),
     (STARTING, DOWN),
@@ -25,6 +25,9 @@ ALLOWED = {
     (UP, STARTING),
     (UP, DOWN),
     (UP, REMOVED),
+    (UP, LEAVING),
+    (LEAVING, REPLACED),
+    (LEAVING, REMOVED),
     (DOWN, STARTING),
     (DOWN, REPLACED),
     (DOWN, REMOVED),
@@ -130,6 +133,27 @@ def new_config_replaces_a_process_that_still_starts() -> None:
     assert list(workers.starting.values()) == workers.remote != [starting]
 
 
+def process_on_a_node_that_ends_leaves_once_its_work_has_come_back() -> None:
+    workers = made(3)
+    calls = Calls(workers, "test")
+    one, two, _ = workers.up()
+    for handle in (one, two):
+        calls.send(handle, index_of)
+    workers.transport.ending = {one.channel, two.channel}
+    assert [handle.index for handle in workers.up()] == [3], "no new calls"
+    assert (one.state, states(workers)) == (LEAVING, [STARTING, STARTING, UP])
+    assert calls.first().value == 1
+    assert (one.channel.alive, calls.num_pending) == (True, 1)
+    assert calls.first().value == 2
+    assert (one.state, one.channel.alive) == (REPLACED, False)
+    assert (two.state, workers.leaving) == (LEAVING, [two])
+    workers.stop()
+    assert (two.state, two.channel.alive) == (REMOVED, False)
+    assert workers.stats()["num_worker_preemptions"] == 2
+    assert workers.stats()["num_remote_worker_restarts"] == 2
+    assert workers.faults.last is None, "a preemption is no failure"
+
+
 WALKS = [
     starts_fail_twice,
     work_of_a_worker_that_dies_waits_for_its_replacement,
@@ -137,6 +161,7 @@ WALKS = [
     failure_that_ends_the_run_leaves_the_process_down,
     elastic_removal_of_a_worker_that_is_up_and_of_one_that_starts,
     new_config_replaces_a_process_that_still_starts,
+    process_on_a_node_that_ends_leaves_once_its_work_has_come_back,
 ]
 
 

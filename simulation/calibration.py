@@ -1,0 +1,468 @@
+"""`calibrate`: measures on this machine what a simulation of an experiment needs.
+
+The first half runs in this process: a worker samples, and a policy learns. The second half starts
+two real workers, and measures what a call costs besides the work of its function.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from polopt.common.config import ConfigError
+from polopt.common.sample_batch import SampleBatch
+from polopt.common.threads import limit_threads
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.optimizers.rank_group import RankGroup
+from polopt.policies.policy_group import GroupConfig
+from polopt.rollouts.ray_session import attach_or_start
+from polopt.rollouts.seeds import kept_global_generators
+from polopt.rollouts.workers.calls import Calls
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.snapshots import WEIGHTS
+from polopt.rollouts.workers.worker_config import WorkerConfig
+from polopt.rollouts.workers.worker_set import WorkerSet
+from polopt.simulation.costs import Costs, Learning, MessageCosts
+from polopt.simulation.engine import Link
+from polopt.simulation.processes import Scene, VirtualTransport
+from polopt.simulation.stand_ins import Examples, Stage, StandInWorker, StandInWorkerSet
+from polopt.trainers.experiment import Experiment, RunPlan, workers_can_sample
+
+#: Number of fragments that stand-ins return in turn.
+NUM_EXAMPLES = 8
+#: Calls of `ping` in one measurement.
+NUM_PINGS = 200
+#: Bytes of the answers of the second measurement, from which the cost of a byte follows.
+LARGE_BYTES = 200_000
+#: The shares of the time of a calibration.
+_SAMPLING_SHARE, _LEARNING_SHARE = 0.5, 0.2
+#: A batch is measured up to this number of rows.
+_MOST_ROWS = 200_000
+
+
+class Calibration(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        experiment: the experiment.
+        config: the config of its workers.
+        costs: the durations.
+        examples: the values that stand-ins return.
+    """
+
+    experiment: Experiment
+    config: WorkerConfig
+    costs: Costs
+    examples: Examples
+
+
+def check_supported(experiment: Experiment, config: WorkerConfig | None = None) -> None:
+    """Checks that an experiment can be calibrated and simulated.
+
+    Raises:
+        ConfigError: it cannot. The message has the reason.
+    """
+    trainer, rollout = experiment.trainer, experiment.rollout
+    for key, value, why in (
+        ("num_gpus", trainer.num_gpus, "the driver learns on a GPU"),
+        ("num_gpus_per_worker", rollout.num_gpus_per_worker, "workers compute on a GPU"),
+        ("num_workers_below", rollout.num_workers_below, "workers have workers below them"),
+    ):
+        if value:
+            raise ConfigError(
+                f"key {key!r}: got {value:g}. A simulation was never calibrated for runs in which "
+                f"{why}. Allowed: 0"
+            )
+    if config is not None and isinstance(config.policy, GroupConfig):
+        raise ConfigError(
+            "key 'policies': a simulation was never calibrated for several policies. Allowed: one "
+            "policy for all agents"
+        )
+
+
+def calibrate(
+    experiment: Experiment, seconds: float = 60.0, nodes: int = 1, messages: Any = None
+) -> Calibration:
+    """Measures the costs of an experiment on this machine.
+
+    Args:
+        experiment: the experiment.
+        seconds: about the duration of the measurement.
+        nodes: with more than one, calls through Ray are also measured, because processes on other
+            nodes are called in this way.
+        messages: costs of an earlier calibration of this machine. Its costs of calls, all-reduces
+            and starts are used again. None means that they are measured.
+
+    Raises:
+        ConfigError: see `check_supported`. Also raised if the environment cannot be made.
+    """
+    check_supported(experiment)
+    plan = RunPlan(experiment)
+    workers_can_sample(plan)
+    config = plan.workers
+    check_supported(experiment, config)
+    threads = torch.get_num_threads()
+    with kept_global_generators():
+        worker = RolloutWorker(config, 1)
+        try:
+            costs, examples = _local(experiment, worker, seconds)
+        finally:
+            worker.stop()
+            limit_threads(threads)
+    if messages is None:
+        costs = _with_messages(experiment, config, costs, examples, nodes)
+    else:
+        kept = ("message", "remote_message", "exchange_s", "exchange_byte_s", "start_s")
+        costs = dataclasses.replace(costs, **{name: getattr(messages, name) for name in kept})
+    return Calibration(experiment, config, costs, examples)
+
+
+# ---- in this process -----------------------------------------------------------------------------
+
+
+def cpu_s(function: Callable[[], Any], seconds: float, least: int = 3, most: int = 200) -> float:
+    """Returns the median processor time of a function. Calls the function for about `seconds`, at
+    least `least` and at most `most` times, after one call that does not count."""
+    function()
+    measured: list[float] = []
+    until_s = time.monotonic() + seconds
+    while len(measured) < least or (time.monotonic() < until_s and len(measured) < most):
+        began_s = time.thread_time()
+        function()
+        measured.append(time.thread_time() - began_s)
+    return statistics.median(measured)
+
+
+def _local(experiment: Experiment, worker: RolloutWorker, seconds: float) -> tuple[Costs, Examples]:
+    steps_cpu: list[float] = []
+    steps_wait: list[float] = []
+    outside: list[float] = []
+    fragments: list[SampleBatch] = []
+    with _traced(worker, steps_cpu, steps_wait):
+        worker.next_batch()
+        steps_cpu.clear()
+        steps_wait.clear()
+        until_s = time.monotonic() + _SAMPLING_SHARE * seconds
+        while len(fragments) < 3 or time.monotonic() < until_s:
+            began_s, before = time.thread_time(), sum(steps_cpu)
+            fragments.append(worker.next_batch())
+            outside.append(time.thread_time() - began_s - (sum(steps_cpu) - before))
+            if len(fragments) > NUM_EXAMPLES:  # keeps the newest
+                del fragments[0]
+            if len(steps_cpu) > 100_000:
+                break
+    policy: Any = worker.policy
+    costs = Costs(
+        np.array(steps_cpu),
+        np.array(steps_wait),
+        fragment_s=max(0.0, statistics.median(outside)),
+        spread=_spread(np.array(steps_cpu)),
+    )
+    budget_s = _LEARNING_SHARE * seconds
+    if policy.learns_from is SampleBatch:
+        return _from_fragments(policy, experiment, costs, fragments, budget_s)
+    return _from_transitions(policy, experiment, costs, fragments, budget_s)
+
+
+@contextmanager
+def _traced(worker: RolloutWorker, cpu: list[float], wait: list[float]) -> Iterator[None]:
+    """Measures each vector step of a worker: its processor time, and the rest of its duration. A
+    step lasts from one answer of `goes_on` to the next question."""
+    sampler: Any = worker.get_sampler()
+    goes_on, began = sampler.goes_on, list[tuple[int, float, float]]()
+
+    def traced() -> bool:
+        if began:
+            blocked, began_s, wall_s = began.pop()
+            used_s, passed_s = time.thread_time() - began_s, time.monotonic() - wall_s
+            cpu.append(used_s)
+            # If the thread did not block, other programs had its core. That is not a wait of its
+            # own.
+            wait.append(max(0.0, passed_s - used_s) if _times_blocked() > blocked else 0.0)
+        more: bool = goes_on()
+        if more:
+            began.append((_times_blocked(), time.thread_time(), time.monotonic()))
+        return more
+
+    sampler.goes_on = traced
+    try:
+        yield
+    finally:
+        del sampler.goes_on
+
+
+def _times_blocked() -> int:
+    """Returns how often this thread has given up its core by itself, for example to sleep."""
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _spread(values: np.ndarray, blocks: int = 8) -> float:
+    """Returns the relative standard error of a mean, from the means of consecutive blocks."""
+    parts = [part.mean() for part in np.array_split(values, blocks) if len(part)]
+    mean = float(np.mean(parts))
+    return float(np.std(parts) / mean / len(parts) ** 0.5) if mean > 0.0 else 0.0
+
+
+class _Counting:
+    """A reducer that counts sums, as if there were two learners with equal data."""
+
+    world_size = 2
+
+    def __init__(self) -> None:
+        self.num, self.num_bytes = 0, 0
+
+    def sum_(self, tensor: Any) -> None:
+        self.num += 1
+        self.num_bytes += tensor.numel() * tensor.element_size()
+        tensor *= 2
+
+
+def _from_fragments(
+    policy: Any, experiment: Experiment, costs: Costs, fragments: list[SampleBatch], seconds: float
+) -> tuple[Costs, Examples]:
+    gradients: list[Any] = []
+    if policy.gives_gradients():
+        gradients = list(policy.minibatch_gradients(fragments[-1]))
+        per_gradient = _gradient_times(policy, fragments[-1], len(gradients), seconds / 4)
+        last = gradients[-1]
+        applied = cpu_s(lambda: policy.apply_gradients(last), seconds / 8)
+        costs = dataclasses.replace(costs, gradient_s=per_gradient, apply_s=applied)
+    learning: list[Learning] = []
+    wanted = _sizes(experiment, fragments[-1])
+    stats: dict[str, float] = {}
+    for count in wanted:
+        parts = [fragments[i % len(fragments)] for i in range(count)]
+        batch = parts[0] if count == 1 else SampleBatch.concat(parts)
+        before, began_s = policy.version, time.thread_time()
+        stats = policy.learn_on_batch(batch)
+        updates, first_s = policy.version - before, time.thread_time() - began_s
+        taken_s = cpu_s(lambda batch=batch: policy.learn_on_batch(batch), seconds / 8, least=2)  # type: ignore[misc]
+        counting = _Counting()
+        if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and count == 1:
+            policy.learn_on_batch(batch, counting)
+        bytes_each = counting.num_bytes / max(1, counting.num)
+        learning.append(Learning(batch.agent_steps, taken_s, updates, counting.num, bytes_each))
+        if first_s > seconds:
+            break
+    costs = dataclasses.replace(costs, learning=tuple(learning))
+    return costs, Examples(policy, fragments, gradients, stats)
+
+
+def _gradient_times(
+    policy: Any, fragment: SampleBatch, count: int, seconds: float
+) -> tuple[float, ...]:
+    times: list[list[float]] = []
+    until_s = time.monotonic() + seconds
+    while len(times) < 3 or (time.monotonic() < until_s and len(times) < 100):
+        one: list[float] = []
+        began_s = time.thread_time()
+        for _ in policy.minibatch_gradients(fragment):
+            one.append(time.thread_time() - began_s)
+            began_s = time.thread_time()
+        if len(one) == count:
+            times.append(one)
+    return tuple(float(value) for value in np.median(np.array(times), axis=0))
+
+
+def _sizes(experiment: Experiment, fragment: SampleBatch) -> list[int]:
+    """Returns the numbers of fragments in the batches to measure: 1, 2, 4 and so on, and the number
+    of the option `train_batch_size`."""
+    rows = max(1, fragment.agent_steps)
+    given = getattr(experiment.optimizer, "train_batch_size", None) or 0
+    sizes = {1, 2, 4, 8, 16, 32, *([-(-given // rows)] if given else [])}
+    return sorted(size for size in sizes if size * rows <= max(_MOST_ROWS, given))
+
+
+def _from_transitions(
+    policy: Any, experiment: Experiment, costs: Costs, fragments: list[SampleBatch], seconds: float
+) -> tuple[Costs, Examples]:
+    options: Any = experiment.optimizer
+    if getattr(options, "sequence_length", None):
+        raise ConfigError(
+            f"key 'replay_unit': got {options.replay_unit!r}. A simulation was never calibrated "
+            "for batches of sequences. Allowed: 'transition'"
+        )
+    size = options.train_batch_size
+    rows_each = fragments[0].shape[0] * fragments[0].shape[1]
+    small = options.model_copy(update={"buffer_size": max(10_000, 4 * size, 8 * rows_each)})
+    buffer = small.make_buffer(policy, np.random.SeedSequence(0))
+    count = 0
+    while count < 4 or buffer.num_drawable < 2 * size:
+        one = fragments[count % len(fragments)]
+        place = (count, 0)
+        buffer.add(dataclasses.replace(one, place=place, worker_index=1 + count % 4))
+        count += 1
+        if count > 100_000:
+            break
+    points, errors = [], []
+    for rows in sorted({max(1, size // 4), size, 4 * size}):
+        drawn = buffer.sample(rows)
+        taken_s = cpu_s(lambda drawn=drawn: policy.learn_on_transitions(drawn), seconds / 8)  # type: ignore[misc]
+        points.append((float(rows), taken_s))
+    for rows in sorted({max(1, rows_each // 4), rows_each}):
+        drawn = buffer.sample(rows)
+        taken_s = cpu_s(lambda drawn=drawn: policy.td_errors(drawn), seconds / 8)  # type: ignore[misc]
+        errors.append((float(rows), taken_s))
+    stats, _ = policy.learn_on_transitions(buffer.sample(size))
+    costs = dataclasses.replace(costs, transitions_s=tuple(points), errors_s=tuple(errors))
+    return costs, Examples(policy, fragments, [], stats)
+
+
+# ---- calls ---------------------------------------------------------------------------------------
+
+
+def ping(worker: RolloutWorker, weights: Any, num_bytes: int, sleep_s: float) -> Any:
+    """Runs in a worker: sets the weights, sleeps, and returns a value of a size, and the processor
+    time of the process so far."""
+    worker.set_weights(weights)
+    if sleep_s:
+        time.sleep(sleep_s)
+    return np.zeros(num_bytes, np.uint8), time.process_time()
+
+
+class Pings(NamedTuple):
+    """The result of `measure_pings`, in seconds for each call.
+
+    Attributes:
+        driver_s: processor time of the driver.
+        worker_s: processor time of the worker.
+        wall_s: median duration.
+    """
+
+    driver_s: float
+    worker_s: float
+    wall_s: float
+
+
+def measure_pings(
+    workers: WorkerSet, num_bytes: int, sleep_s: float, count: int, num_workers: int
+) -> Pings:
+    """Sends calls of `ping` to the first workers, one after the other to each of them."""
+    calls = Calls(workers, "calibration")
+    chosen = workers.up()[:num_workers]
+    for handle in chosen:
+        calls.send(handle, ping, WEIGHTS, num_bytes, sleep_s)
+    first: dict[int, float] = {}
+    last: dict[int, float] = {}
+    began_cpu_s, walls = 0.0, []
+    for number in range(count + 20):
+        if number == 20:  # the first calls warm up
+            began_cpu_s, first = time.process_time(), dict(last)
+        began_s = time.monotonic()
+        reply = calls.first()
+        last[reply.worker.index] = reply.value[1]
+        workers.local.policy.version += 1  # so that each call carries weights
+        calls.send(reply.worker, ping, WEIGHTS, num_bytes, sleep_s)
+        walls.append(time.monotonic() - began_s)
+    driver_s, wall_s = time.process_time() - began_cpu_s, statistics.median(walls)
+    calls.wait()
+    calls.clear()
+    used_s = sum(last[index] - first.get(index, last[index]) for index in last)
+    return Pings(driver_s / count, used_s / count, wall_s)
+
+
+def _with_messages(
+    experiment: Experiment, config: WorkerConfig, costs: Costs, examples: Examples, nodes: int
+) -> Costs:
+    kinds = [config.rollout.transport]
+    if nodes > 1:
+        kinds.append("ray")
+    measured: list[MessageCosts] = []
+    for kind in kinds:
+        update = {"num_workers": 2, "transport": kind, "num_cpus_per_worker": 0.1}
+        two = dataclasses.replace(config, rollout=config.rollout.model_copy(update=update))
+        attach_or_start(0.2, 2)
+        workers = WorkerSet(two)
+        try:
+            workers.up()
+            started = _start_cpu_s(workers)
+            measured.append(_message_costs(workers, two, examples))
+            if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and kind != "ray":
+                costs = _with_exchange(workers, experiment, costs)
+        finally:
+            workers.stop()
+        costs = dataclasses.replace(costs, start_s=max(costs.start_s, started))
+    remote = measured[1] if nodes > 1 else None
+    return dataclasses.replace(costs, message=measured[0], remote_message=remote)
+
+
+def _start_cpu_s(workers: WorkerSet) -> float:
+    """Returns the processor time that a worker has used until it was up."""
+    calls = Calls(workers, "calibration")
+    calls.send(workers.up()[0], ping, None, 0, 0.0)
+    return float(calls.first().value[1])
+
+
+def _message_costs(workers: WorkerSet, config: WorkerConfig, examples: Examples) -> MessageCosts:
+    idle = measure_pings(workers, 1000, 0.004, NUM_PINGS // 2, 1)
+    busy = measure_pings(workers, 1000, 0.0, NUM_PINGS, 2)
+    large = measure_pings(workers, LARGE_BYTES, 0.0, NUM_PINGS, 2)
+    own_s = own_code_s(config, examples)
+    byte_s = max(0.0, (large.driver_s - busy.driver_s) / (LARGE_BYTES - 1000))
+    weights_bytes = examples.policy.flat.params.nbytes
+    fixed_s = byte_s * (1000 + weights_bytes)
+    latency_s = max(0.0, idle.wall_s - 0.004 - idle.driver_s - idle.worker_s)
+    return MessageCosts(
+        idle_s=max(0.0, idle.driver_s - own_s - fixed_s),
+        busy_s=max(0.0, busy.driver_s - own_s - fixed_s),
+        byte_s=byte_s,
+        worker_s=busy.worker_s,
+        latency_s=latency_s,
+    )
+
+
+def own_code_s(config: WorkerConfig, examples: Examples) -> float:
+    """Returns the processor time of the driver's own code in one call of `ping`, and of unpickling
+    its answer. A simulation measures both itself, so they must not be part of the cost of a
+    message."""
+    free = Costs(np.zeros(1), np.zeros(1))
+    scene = Scene(free, [1e9], Link(), own_code=1.0)
+    stage = Stage(scene, examples, 0, 1)
+    transport = VirtualTransport(scene, lambda make, args: StandInWorker(stage, *args), lambda _: 0)
+    workers = StandInWorkerSet(stage, config, transport)
+    began_s = 0.0
+    calls = Calls(workers, "calibration")
+    chosen = workers.up()
+    scene.begin_own_time()
+    for handle in chosen:
+        calls.send(handle, ping, WEIGHTS, 0, 0.0)
+    for number in range(220):
+        if number == 20:
+            began_s = scene.driver_s["own code"] + scene.driver_s["messages"]
+        reply = calls.first()
+        workers.local.policy.version += 1
+        calls.send(reply.worker, ping, WEIGHTS, 0, 0.0)
+    return (scene.driver_s["own code"] + scene.driver_s["messages"] - began_s) / 200
+
+
+def sum_many(worker: RolloutWorker, count: int, size: int) -> tuple[float, float]:
+    """Runs in a rank: sums a vector `count` times over all ranks. Returns the mean processor time
+    and the mean duration of one sum."""
+    tensor = torch.zeros(size)
+    worker.state["group"].sum_(tensor)
+    began_s, wall_s = time.process_time(), time.monotonic()
+    for _ in range(count):
+        worker.state["group"].sum_(tensor)
+    return (time.process_time() - began_s) / count, (time.monotonic() - wall_s) / count
+
+
+def _with_exchange(workers: WorkerSet, experiment: Experiment, costs: Costs) -> Costs:
+    """Measures the all-reduce of two ranks."""
+    options: Any = experiment.optimizer
+    group = RankGroup(workers, options.backend, options.allreduce_timeout_s)
+    group.ensure()
+    size = round(costs.learning[0].sum_bytes / 4) if costs.learning else 1000
+    small = [value[0] for value in group.call_ranks(sum_many, 200, 16).values()]
+    large = [value[0] for value in group.call_ranks(sum_many, 200, max(size, 1000)).values()]
+    byte_s = max(0.0, (np.mean(large) - np.mean(small)) / (4 * max(size, 1000)))
+    return dataclasses.replace(
+        costs, exchange_s=float(np.mean(small)), exchange_byte_s=float(byte_s)
+    )

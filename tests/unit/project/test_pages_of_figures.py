@@ -1,0 +1,110 @@
+"""Pages with figures say what the committed raw results say."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from source_tree import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+STORES = BENCHMARKS / "results"
+#: For each script that writes tables into a page, the file of its raw results.
+SCRIPTS = {
+    "comparison_levels": "comparison_levels.jsonl",
+    "imposed_lag": "imposed_lag.jsonl",
+    "results": "tasks.jsonl",
+    "suite": "suite.jsonl",
+}
+
+
+@pytest.fixture
+def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    with mock.patch.dict(os.environ):  # a script sets variables when it is imported
+        yield importlib.import_module(request.param)
+
+
+def stored(script: Any, path: Path) -> dict[str, Any]:
+    return dict(script.read_runs(path))
+
+
+@pytest.mark.parametrize("script", SCRIPTS, indirect=True)
+def test_page_has_the_tables_of_the_raw_results(script: Any) -> None:
+    """If this fails, the option `--page` of the script writes the page, or a measurement was not
+    committed."""
+    text = script.PAGE.read_text()
+    assert script.page(stored(script, STORES / SCRIPTS[script.__name__]), text) == text
+
+
+@pytest.mark.parametrize(
+    ("script", "run"),
+    [
+        ("comparison_levels", "tie of two, normal"),
+        ("imposed_lag", "CartPole-v1/ppo/0/0"),
+        ("results", "CartPole-v1/cartpole_ppo/0"),
+    ],
+    indirect=["script"],
+)
+def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
+    store = stored(script, STORES / SCRIPTS[script.__name__])
+    if "answers" in store[run]:
+        store[run]["answers"] = ["B"] * len(store[run]["answers"])
+    else:
+        store[run]["return"] += 1000.0
+    text = script.PAGE.read_text()
+    assert script.page(store, text) != text
+
+
+@pytest.mark.parametrize("script", ["suite"], indirect=True)
+def test_a_measured_case_replaces_its_rows(script: Any) -> None:
+    text = script.PAGE.read_text()
+    turns = {str(turn): {"rate": rate} for turn, rate in enumerate((90.0, 100.0, 110.0))}
+    case = next(case for case in script.CASES if case.name == "ddppo")
+    sides = [{"peer": "polopt", "case": case.ours, "turns": turns, "error": ""}]
+    for opponent in case.opponents:
+        slower = {turn: {"rate": one["rate"] / 2} for turn, one in turns.items()}
+        sides.append(
+            {"peer": opponent.peer, "case": opponent.cases[0], "turns": slower, "error": ""}
+        )
+    page = script.page({"ddppo": {"commit": "abc1234", "sides": sides}}, text)
+    old = [line for line in text.splitlines() if line.startswith(f"| {case.what} |")]
+    new = [line for line in page.splitlines() if line.startswith(f"| {case.what} |")]
+    assert len(new) == len(old) == len(case.opponents)
+    assert "| 100 (90 to 110) |" in new[0]
+    assert "| 2.0 (2.0 to 2.0) |" in new[0]
+    assert "`ddppo` (commit abc1234)" in page
+    kept = set(page.splitlines()) - set(new)
+    assert set(text.splitlines()) - set(old) <= kept, "other rows stay"
+    assert script.page({"ddppo": {"commit": "abc1234", "sides": sides}}, page) == page
+
+
+@pytest.mark.parametrize("script", ["results"], indirect=True)
+def test_reproduce_has_the_returns_of_the_raw_results(script: Any) -> None:
+    assert script.published(stored(script, script.STORE)) == script.PUBLISHED.read_text()
+
+
+@pytest.mark.parametrize("script", ["many_agents"], indirect=True)
+def test_table_of_several_agents_is_that_of_the_raw_results(script: Any) -> None:
+    assert script.table(stored(script, script.STORE)) in script.PAGE.read_text()
+
+
+def test_every_stored_run_names_its_commit() -> None:
+    for name in ("results/tasks.jsonl", "results/comparison_levels.jsonl"):
+        for line in (BENCHMARKS / name).read_text().splitlines():
+            run = json.loads(line)
+            assert run["run"] == "about" or run["commit"], run["run"]
+
+
+def test_log_of_a_comparison_is_that_on_the_page() -> None:
+    page = (ROOT / "docs/comparisons.md").read_text()
+    log = (STORES / "cartpole_comparison" / "log.txt").read_text()
+    shown = page.partition("This is the end of its\noutput:\n\n```\n")[2].partition("```")[0]
+    assert len(shown.splitlines()) > 5
+    assert [line for line in shown.splitlines() if line not in log] == []

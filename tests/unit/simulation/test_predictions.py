@@ -1,0 +1,198 @@
+"""Tests what a simulation refuses, and what its commands print."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from simulated_toys import MANY, calibrated
+
+from polopt.common.config import ConfigError
+from polopt.simulation import predictions
+from polopt.simulation.calibration import check_supported
+from polopt.simulation.costs import Costs, Curve, Learning
+from polopt.simulation.plan_command import Choice, rank, reason
+from polopt.simulation.predict_function import predict
+from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
+from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
+from polopt.trainers.experiment import Experiment
+from polopt.trainers.presets import PRESETS
+
+
+def prediction(workers: int, rate: float, **other: Any) -> Prediction:
+    values: dict[str, Any] = dict.fromkeys(Prediction.__dataclass_fields__, 0.0)
+    values |= {"workers": workers, "env_steps_per_s": rate, "low": 0.9 * rate, "high": 1.1 * rate}
+    values |= {"phases": {"sample": 0.75, "idle": 0.25}, "bottleneck": "the cores"}
+    return Prediction(**{**values, **other})
+
+
+# ---- costs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "cost"), [(10, 1.0), (15, 1.5), (30, 4.0), (40, 6.0), (5, 0.5), (0, 0.0)]
+)
+def test_a_curve_is_linear_between_and_beyond_its_points(size: float, cost: float) -> None:
+    assert Curve([(20, 2.0), (10, 1.0), (30, 4.0)])(size) == pytest.approx(cost)
+
+
+def test_the_pieces_of_a_fragment_keep_mean_and_length() -> None:
+    waits = np.random.default_rng(0).exponential(1.0, 4000)
+    costs = Costs(0.1 * np.ones(4000), waits)
+    rng = np.random.default_rng(1)
+    drawn = [costs.pieces(rng, 40, 4) for _ in range(300)]
+    assert {len(parts) for parts in drawn} == {4}
+    assert {parts[-1][2] for parts in drawn} == {40}
+    sums = [sum(wait_s for _, wait_s, _ in parts) for parts in drawn]
+    assert np.mean(sums) == pytest.approx(40 * waits.mean(), rel=0.05)
+    assert np.std(sums) == pytest.approx(40**0.5 * waits.std(), rel=0.2), "the tail is kept"
+    assert sum(cpu_s for cpu_s, _, _ in drawn[0]) == pytest.approx(4.0)
+
+
+def test_slow_steps_that_follow_each_other_stay_together() -> None:
+    waits = np.zeros(3200)
+    waits[::320] = 1.0
+    together = np.repeat(waits[::32], 32)  # the same mean, in runs of 32 slow steps
+    rng = np.random.default_rng(0)
+
+    def deviation(trace: np.ndarray) -> float:
+        costs = Costs(np.zeros(len(trace)), trace / trace.mean())
+        return float(np.std([costs.pieces(rng, 160, 1)[0][1] for _ in range(400)]))
+
+    assert deviation(together) > 2.0 * deviation(np.random.default_rng(1).permutation(together))
+
+
+def test_the_bootstrap_draws_other_costs_with_the_same_mean() -> None:
+    costs = Costs(
+        np.ones(900), np.random.default_rng(0).exponential(1.0, 900), apply_s=1.0, spread=0.1
+    )
+    drawn = [costs.resampled(np.random.default_rng(seed)) for seed in range(200)]
+    means = [one.step_wait_s.mean() for one in drawn]
+    assert np.mean(means) == pytest.approx(costs.step_wait_s.mean(), rel=0.02)
+    assert np.std(means) == pytest.approx(costs.step_wait_s.std() / 30.0, rel=0.4)
+    assert np.std([one.apply_s for one in drawn]) == pytest.approx(0.1, rel=0.3)
+
+
+def test_learning_depends_on_the_rows() -> None:
+    costs = Costs(np.zeros(1), np.zeros(1), learning=(Learning(10, 1.0, 2), Learning(20, 3.0, 4)))
+    assert costs.learning_of(15)[:3] == (15, pytest.approx(2.0), 3)
+    assert costs.learning_of(40).seconds == pytest.approx(7.0)
+
+
+# ---- predictions --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("num_gpus", 1.0, "the driver learns on a GPU"),
+        ("num_gpus_per_worker", 0.5, "workers compute on a GPU"),
+        ("num_workers_below", 2, "workers below them"),
+    ],
+)
+def test_what_was_never_calibrated_is_refused(key: str, value: Any, reason: str) -> None:
+    options = {"env": "CartPole-v1", "num_workers": 2, key: value}
+    experiment = Experiment.parse(options, PRESETS["A3C"].preset)
+    with pytest.raises(ConfigError, match=f"{key}.*{reason}"):
+        check_supported(experiment)
+    check_supported(Experiment.parse({**options, key: 0}, PRESETS["A3C"].preset))
+
+
+def test_a_link_needs_two_nodes() -> None:
+    with pytest.raises(ConfigError, match="nodes is 1"):
+        predict("A3C", {"env": "CartPole-v1"}, latency_s=0.001)
+
+
+def test_the_rate_of_one_worker_is_the_base_of_the_efficiency(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(predictions, "LEAST_ANSWERS", 60)
+    monkeypatch.setattr(predictions, "MANY_ANSWERS", 60)
+    calibration = calibrated("A3C", wait_s=np.random.default_rng(0).exponential(0.01, 500))
+    (found,) = predict_with(calibration, [4], MANY, repeats=3)
+    assert found.workers == 4
+    assert found.low < found.env_steps_per_s < found.high
+    assert found.efficiency == pytest.approx(1.0, abs=0.15)
+    assert found.oversubscribed == 0.0
+    with pytest.raises(ConfigError, match="got 0"):
+        predict_with(calibration, [0], MANY)
+
+
+def test_the_rate_saturates_where_its_plateau_meets_the_first_line() -> None:
+    rates = [(1, 10.0), (2, 20.0), (4, 40.0), (8, 60.0), (16, 60.0)]
+    assert saturation([prediction(*one) for one in rates]) == pytest.approx(6.0)
+    assert saturation([prediction(*one) for one in rates[:3]]) is None
+    assert saturation([prediction(1, 10.0)]) is None
+
+
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        ((4, 0.95, 0.2, 0.5, 0.0, 0.5), "the driver's messages"),
+        ((4, 0.95, 0.6, 0.5, 0.0, 0.5), "the driver, which learns"),
+        ((4, 0.50, 0.2, 0.9, 0.0, 0.5), "the cores"),
+        ((4, 0.50, 0.2, 0.5, 0.9, 0.5), "the link"),
+        ((4, 0.50, 0.2, 0.5, 0.0, 0.1), "the workers"),
+        ((4, 0.50, 0.4, 0.5, 0.0, 0.5), "workers wait for learning"),
+        ((4, 0.10, 0.0, 0.1, 0.0, 0.5), "the slowest worker"),
+        ((1, 0.10, 0.0, 0.1, 0.0, 0.5), "the workers"),
+    ],
+)
+def test_the_busiest_part_is_the_bottleneck(shares: tuple[Any, ...], expected: str) -> None:
+    assert bottleneck(*shares) == expected
+    assert expected in ADVICE
+
+
+# ---- commands -----------------------------------------------------------------------------------
+
+
+def test_numbers_of_workers_are_read_from_a_list() -> None:
+    assert numbers("1, 2,4096") == [1, 2, 4096]
+    for wrong in ("1,x", "0", "", "-1", "1.5"):
+        with pytest.raises(ConfigError, match="--workers"):
+            numbers(wrong)
+
+
+def test_the_report_says_where_the_rate_saturates_and_that_cores_are_oversubscribed() -> None:
+    made = [prediction(1, 10.0), prediction(4, 20.0), prediction(8, 20.0, oversubscribed=2.5)]
+    machines = MANY._replace(cores=4.0)
+    text = "\n".join([*table(made), *findings(made, machines)])
+    assert "saturates at about 2 workers" in text
+    assert "oversubscribed from 8 workers" in text
+    assert "more cores or nodes" in text
+    assert "idle 25%, sample 75%" in text
+    assert "still grows" in findings([prediction(1, 10.0), prediction(2, 20.0)], machines)[0]
+    content = json.loads(json.dumps(report("A3C", MANY, made)))
+    assert content["predictions"][1]["workers"] == 4
+    assert {"env_steps_per_s", "low", "high"} <= set(content["predictions"][1])
+    assert content["predictions"] == [dataclasses.asdict(one) for one in made]
+
+
+def test_equal_rates_are_ranked_by_lag() -> None:
+    def choice(preset: str, rate: float, lag: float, workers: int = 4) -> Choice:
+        return Choice(preset, ("a=1",), workers, rate, rate, rate, lag, "the cores")
+
+    ranked = rank([choice("A3C", 99.0, 7.0), choice("A2C", 97.0, 0.0), choice("DQN", 50.0, 0.0)])
+    assert [one.preset for one in ranked] == ["A2C", "A3C", "DQN"]
+    assert "highest rate" in reason(ranked[0], ranked[0])
+    assert "higher lag" in reason(ranked[1], ranked[0])
+    assert "52% of the first" in reason(ranked[2], ranked[0])
+    assert ranked[0].command("Acrobot-v1") == "polopt train A2C env=Acrobot-v1 a=1 num_workers=4"
+
+
+def test_the_page_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = Path(__file__).parents[3]
+    monkeypatch.syspath_prepend(str(root / "benchmarks"))
+    import predicted_rates as benchmark
+
+    store = benchmark.read_runs(benchmark.STORE)
+    shown = benchmark.PAGE.read_text().partition(benchmark.BEGIN)[2].partition(benchmark.END)[0]
+    assert shown.strip() == "\n".join(benchmark.table(store)).strip()
+    for name, run in store.items():
+        kind, _, case = name.partition(" ")
+        if kind == "measured":
+            assert store[f"predicted {case}"]["at"] <= run["at"], "predicted before it was measured"
