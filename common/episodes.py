@@ -17,11 +17,18 @@ class Episode(NamedTuple):
         terminated: whether the episode ended by termination. False if the episode was truncated, or
             has not ended yet.
         info: the info that the environment returned in the last step. Empty if infos are not kept.
-        data: a dict that `on_episode_step` may fill. All steps of an episode share this dict. Empty
-            if the callbacks do not define `on_episode_step`.
+        data: a dict that `on_episode_start` and `on_episode_step` may fill. All steps of an episode
+            share this dict. Empty if the callbacks define neither.
         done: whether the episode has ended.
         metrics: what `on_episode_end` returned for this episode.
         agent_returns: the return of each agent, by agent. Empty in an environment with one agent.
+        observation: the observation after the last step, as the environment returned it. The next
+            step may overwrite its array, so a callback that keeps the observation copies it. With
+            several agents, a dict with the observations of the agents. None if it is not known.
+        action: the action of the last step as the policy chose it, before `normalize_actions`. With
+            several agents, a dict with the actions of the agents. None before the first step.
+        reward: the reward of the last step. With several agents, the sum of the rewards of all
+            agents.
     """
 
     env_index: int
@@ -31,8 +38,11 @@ class Episode(NamedTuple):
     info: Mapping[str, Any] = {}
     data: dict[str, Any] = {}  # noqa: RUF012 - the sampler gives each episode its own dict
     done: bool = True
-    metrics: Mapping[str, float] = {}
+    metrics: Mapping[str, float | Sequence[float]] = {}
     agent_returns: Mapping[Any, float] = {}
+    observation: Any = None
+    action: Any = None
+    reward: float = 0.0
 
 
 class EpisodeStats(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 
@@ -16,9 +16,15 @@ class Values(NamedTuple):
     largest: float
 
 
-def values_of(metrics: Mapping[str, float]) -> dict[str, Values]:
-    """Returns the summary of a single value for each metric."""
-    return {name: Values(1, value, value, value) for name, value in metrics.items()}
+def values_of(metrics: Mapping[str, float | Sequence[float]]) -> dict[str, Values]:
+    """Returns the summary of each metric, which has one value or a list of values. A metric with an
+    empty list is left out."""
+    lists = {name: one if isinstance(one, Sequence) else [one] for name, one in metrics.items()}
+    return {
+        name: Values(len(values), sum(values), min(values), max(values))
+        for name, values in lists.items()
+        if values
+    }
 
 
 def merge_values(first: Mapping[str, Values], second: Mapping[str, Values]) -> Mapping[str, Values]:

@@ -238,7 +238,7 @@ class Record:
         self.learned = mean_stats(parts)
         self.env_steps_trained += env_steps
 
-    def callback_metrics(self, metrics: Mapping[str, float]) -> None:
+    def callback_metrics(self, metrics: Mapping[str, float | Sequence[float]]) -> None:
         """Adds the values that a callback has returned for an episode."""
         self.custom_metrics = merge_values(self.custom_metrics, values_of(metrics))
 

@@ -164,7 +164,8 @@ class Policy(ActingPolicy, Checks):
         Raises:
             ConfigError: for spaces or sizes that are not supported.
         """
-        policy = cls.__new__(cls)
+        new: Any = cls.__new__  # a class may choose a subclass for the spaces
+        policy: Policy = new(cls, observation_space, action_space)
         ActingPolicy.__init__(policy, observation_space, action_space, config)
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
             try:

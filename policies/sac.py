@@ -1,4 +1,5 @@
-"""SAC: soft actor-critic with a tuned temperature (Haarnoja et al., 2018)."""
+"""SAC: soft actor-critic with a tuned temperature (Haarnoja et al., 2018), for continuous actions,
+and for discrete actions (Christodoulou, 2019)."""
 
 from __future__ import annotations
 
@@ -9,12 +10,15 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pydantic
 import torch
+from gymnasium.spaces import Discrete
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from polopt.common.action_mask import MASKED_LOGIT
 from polopt.common.transitions import Transitions
 from polopt.metrics.number import Number
 from polopt.policies.distributions.action_distribution import ActionDistribution
+from polopt.policies.distributions.categorical import Categorical
 from polopt.policies.distributions.gaussians import SquashedGaussian
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.reducer import value_stats
@@ -24,6 +28,7 @@ from polopt.policies.networks.q_network import (
     check_bounded,
     make_actor,
     make_critics,
+    make_q_network,
 )
 from polopt.policies.replay_policy import (
     ReplayConfig,
@@ -46,7 +51,8 @@ class SACConfig(ReplayConfig):
         initial_alpha: the initial temperature.
         target_entropy: the target of the policy's entropy, for actions in [-1, 1]. The temperature
             is tuned so that the entropy approaches this target. `auto` means minus the number of
-            action dimensions. `None` keeps the temperature at `initial_alpha`.
+            action dimensions, and for n discrete actions 0.98 log n. `None` keeps the temperature
+            at `initial_alpha`.
     """
 
     lr: LearningRate = 3e-4
@@ -84,10 +90,12 @@ class SACPolicy(ReplayPolicy):
 
     Actions are squashed by tanh. The densities in the losses refer to actions in [-1, 1], whatever
     the bounds of the Box. Batches and replay buffers hold the actions before tanh.
+
+    For a `Discrete` action space, this class makes a `DiscreteSACPolicy`.
     """
 
     config_class = SACConfig
-    graph_members = (
+    graph_members: ClassVar[tuple[str, ...]] = (
         *("critic_loss", "actor_loss", "alpha_loss", "add_actor_gradient"),
         *("targets", "sampled", "params_in_torch", "target_entropy", "log_std_bounds"),
     )
@@ -96,6 +104,12 @@ class SACPolicy(ReplayPolicy):
     numbers = (Number("alpha_value", "", "the temperature alpha, the weight of the entropy"),)
     #: Bounds of log standard deviations, as in the authors' code, RLlib 0.8 and Stable-Baselines3.
     log_std_bounds: ClassVar[tuple[float, float]] = (-20.0, 2.0)
+
+    def __new__(
+        cls, observation_space: Any = None, action_space: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        is_discrete = cls is SACPolicy and isinstance(action_space, Discrete)
+        return super().__new__(DiscreteSACPolicy if is_discrete else cls)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -210,3 +224,95 @@ class SACPolicy(ReplayPolicy):
     def errors_of(self, rows: Transitions) -> np.ndarray:
         _, errors, _ = self.critic_loss(self.tensors(rows))
         return errors.abs().mean(0).cpu().numpy()
+
+
+class DiscreteCritics(nn.Module):
+    """K networks that compute the Q-values of n actions.
+
+    Args:
+        networks: the K networks.
+    """
+
+    def __init__(self, networks: list[Any]) -> None:
+        super().__init__()
+        self.networks = nn.ModuleList(networks)
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Q-values `[K, B, n]` of encoded observations `[B, ...]`."""
+        return torch.stack([network.action_params(obs) for network in self.networks])  # type: ignore[operator]
+
+
+class DiscreteSACPolicy(SACPolicy):
+    """Soft actor-critic for discrete actions (Christodoulou, 2019). The policy knows the
+    probability of each action, so the losses are expectations over the actions, without samples:
+
+        target = r + discount * sum_a' pi(a'|s') (min_k Q_target_k(s', a') - alpha log pi(a'|s'))
+        critics: sum_k of the weighted mean of (Q_k(s, a_stored) - target)^2 / 2
+        actor:   mean of sum_a pi(a|s) (alpha log pi(a|s) - min_k Q_k(s, a))
+        alpha:   mean of log alpha (H(pi(.|s)) - target_entropy)
+
+    With an action mask, the sums are over the allowed actions. If the mask of a next observation
+    allows no action, its value is 0.
+    """
+
+    graph_members: ClassVar[tuple[str, ...]] = (
+        *("critic_loss", "actor_loss", "alpha_loss", "add_actor_gradient", "targets"),
+        *("log_probs", "params_in_torch", "target_entropy"),
+    )
+    dist: Categorical  # type: ignore[assignment]
+
+    def make_distribution(self) -> ActionDistribution:
+        return Categorical(self.action_space)  # type: ignore[arg-type]
+
+    def make_segments(self) -> dict[str, Segment]:
+        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
+        size, model = self.dist.num_params, self.config.model
+        actor, *critics = (make_q_network(*spaces, self.mask, size, False, model) for _ in range(3))
+        both = DiscreteCritics(critics)
+        return {
+            "network": Segment(actor, lr="actor_lr"),
+            "critics": Segment(both, lr="critic_lr"),
+            "temperature": Segment(Temperature(self.config.initial_alpha), lr="alpha_lr"),
+            "target_critics": Segment(copy.deepcopy(both), copy_of="critics"),
+        }
+
+    @property
+    def target_entropy(self) -> float | None:
+        target = self.config.target_entropy
+        return 0.98 * math.log(self.dist.num_params) if target == "auto" else target
+
+    def network_params(self, obs: np.ndarray) -> np.ndarray:
+        return ReplayPolicy.network_params(self, obs)
+
+    def params_in_torch(self, network: Any, obs: Tensor) -> Tensor:
+        return ReplayPolicy.params_in_torch(self, network, obs)
+
+    def log_probs(self, obs: Tensor) -> tuple[Tensor, Tensor]:
+        """Computes the probabilities `[B, n]` of all actions, and their logarithms. Both are 0 for
+        actions that the mask does not allow."""
+        logits = self.params_in_torch(self.model, obs)
+        allowed = logits > 0.5 * MASKED_LOGIT
+        logs = F.log_softmax(logits, dim=-1)
+        return torch.where(allowed, logs.exp(), 0.0), torch.where(allowed, logs, 0.0)
+
+    @torch.no_grad()
+    def targets(self, rows: Any) -> Tensor:
+        probs, logs = self.log_probs(rows.next_obs)
+        values = self.target_critics(rows.next_obs).amin(0) - self.log_alpha.exp() * logs
+        return bootstrapped(rows, (probs * values).sum(-1))
+
+    def critic_loss(self, rows: Any) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+        targets = self.targets(rows)
+        actions = rows.actions[None, :, None].expand(2, -1, -1)
+        values = self.critics(rows.obs).gather(-1, actions)[..., 0]
+        errors = values - targets
+        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
+        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+
+    def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
+        """Computes the loss `[]` of the actor, and the expectations `[B]` of the log-probability of
+        an action, which are minus the entropies."""
+        probs, logs = self.log_probs(rows.obs)
+        values = self.critics(rows.obs).amin(0)
+        losses = probs * (self.log_alpha.exp().detach() * logs - values)
+        return losses.sum(-1).mean(), (probs * logs).sum(-1)

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     from polopt.rllib.builders import ImpalaConfig as ImpalaConfig
     from polopt.rllib.builders import PPOConfig as PPOConfig
     from polopt.rllib.builders import SACConfig as SACConfig
+    from polopt.rllib.custom_models import FullyConnectedNetwork as FullyConnectedNetwork
+    from polopt.rllib.custom_models import ModelCatalog as ModelCatalog
+    from polopt.rllib.custom_models import RecurrentNetwork as RecurrentNetwork
+    from polopt.rllib.custom_models import TFModelV2 as TFModelV2
+    from polopt.rllib.custom_models import TorchModelV2 as TorchModelV2
+    from polopt.rllib.custom_models import TorchRNN as TorchRNN
     from polopt.rllib.multi_agent import MultiRLModuleSpec as MultiRLModuleSpec
     from polopt.rllib.multi_agent import PolicySpec as PolicySpec
     from polopt.rllib.multi_agent import RLModuleSpec as RLModuleSpec
@@ -44,6 +50,14 @@ if TYPE_CHECKING:
     from polopt.rllib.user_callbacks import RLlibCallback as RLlibCallback
 
 _NAMES_OF = {
+    "custom_models": (
+        "FullyConnectedNetwork",
+        "ModelCatalog",
+        "RecurrentNetwork",
+        "TFModelV2",
+        "TorchModelV2",
+        "TorchRNN",
+    ),
     "builders": (
         "A2CConfig",
         "A3CConfig",

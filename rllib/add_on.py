@@ -15,12 +15,17 @@ class OtherLibraries(AddOn):
     `other_libraries.py`."""
 
     def follow(self, trainer: Any) -> RunListener | None:
+        listener: RunListener | None = None
+        if hasattr(trainer.experiment.trainer.callbacks, "defined_methods"):
+            from polopt.rllib.user_callbacks import follow_run  # they were written for RLlib
+
+            listener = follow_run(trainer)
         algorithm = sys.modules.get("polopt.rllib.algorithm")
         if algorithm is None or not isinstance(trainer, algorithm.Algorithm):
-            return None
+            return listener
         from polopt.rllib.old_results import OldResults
 
-        return OldResults(trainer)
+        return OldResults(trainer, listener)
 
     def hint(self, kind: str, name: str) -> str:
         from polopt.rllib import other_libraries

@@ -42,6 +42,8 @@ def of_exploration(config: Any, where: str) -> dict[str, Any]:
                 f"Allowed: {', '.join(names)}. For other schedules, use the option "
                 "epsilon=[[steps, value], ...]"
             )
+    if (options_of_grid := _searched(config, where)) is not None:
+        return options_of_grid
     kind = config.get("type", "EpsilonGreedy")
     name = getattr(kind, "__name__", str(kind)).rpartition(".")[2]
     if name not in _PER_WORKER:
@@ -55,6 +57,35 @@ def of_exploration(config: Any, where: str) -> dict[str, Any]:
         options["epsilon"] = [[0, first], [warmup, first]][: 2 if warmup else 1]
         options["epsilon"] += [[warmup + steps, last]]
     return options
+
+
+def _searched(config: Mapping[str, Any], where: str) -> dict[str, Any] | None:
+    """Translates a config in which Tune searches one value. None means that it searches none.
+
+    Raises:
+        ConfigError: Tune samples the value, or searches several.
+    """
+    searched = [
+        key
+        for key, value in config.items()
+        if isinstance(value, Mapping) or hasattr(value, "sample")
+    ]
+    if not searched:
+        return None
+    (key, *others), grid = searched, config[searched[0]]
+    if others or not isinstance(grid, Mapping) or list(grid) != ["grid_search"]:
+        raise ConfigError(
+            f"{where}: exploration_config: Tune searches {', '.join(map(repr, searched))}. "
+            "Allowed: tune.grid_search of one value, or a search over the option epsilon"
+        )
+    made = [of_exploration({**config, key: value}, where) for value in grid["grid_search"]]
+    names = {name: None for options in made for name in options}
+    return {
+        name: {"grid_search": [options[name] for options in made]}
+        if name == "epsilon"
+        else made[0][name]
+        for name in names
+    }
 
 
 def as_exploration(epsilon: Any, per_worker: bool) -> dict[str, Any]:

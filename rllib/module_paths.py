@@ -62,8 +62,8 @@ _AGENTS = {
 _CALLBACKS = {
     "DefaultCallbacks": "user_callbacks:DefaultCallbacks",
     "RLlibCallback": "user_callbacks:RLlibCallback",
-    "MultiCallbacks": "user_callbacks:MultiCallbacks",
-    "make_multi_callbacks": "user_callbacks:make_multi_callbacks",
+    "MultiCallbacks": "script_utils:make_multi_callbacks",
+    "make_multi_callbacks": "script_utils:make_multi_callbacks",
 }
 _CONFIG = {
     "AlgorithmConfig": "algorithm_config:AlgorithmConfig",
@@ -100,11 +100,11 @@ _MODELS = {
     "TorchModelV2": "custom_models:TorchModelV2",
     "ModelV2": "custom_models:TorchModelV2",
     "RecurrentNetwork": "custom_models:RecurrentNetwork",
-    "TorchRNN": "custom_models:RecurrentNetwork",
+    "TorchRNN": "custom_models:TorchRNN",
     "FullyConnectedNetwork": "custom_models:FullyConnectedNetwork",
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
-    "AppendBiasLayer": "custom_models:AppendBiasLayer",
+    "TFModelV2": "custom_models:TFModelV2",
 }
 _POLICIES = {
     "Policy": "views:PolicyView",
@@ -213,6 +213,8 @@ MODULES: dict[str, Mapping[str, str]] = {
     "models": _MODELS,
     "models.catalog": _MODELS,
     "models.modelv2": _MODELS,
+    "models.tf": _MODELS,
+    "models.tf.tf_modelv2": _MODELS,
     "models.torch": _MODELS,
     "models.torch.fcnet": _MODELS,
     "models.torch.misc": _MODELS,

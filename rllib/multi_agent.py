@@ -65,6 +65,9 @@ class RLModuleSpec:
         action_space: has no effect.
         model_config: options of the network, a dict or a `DefaultModelConfig`.
         load_state_path: must be None.
+        model_config_dict: the name of `model_config` in older releases of RLlib.
+        catalog_class: has no effect.
+        inference_only, learner_only: have no effect.
     """
 
     module_class: Any = None
@@ -72,6 +75,14 @@ class RLModuleSpec:
     action_space: Any = None
     model_config: Any = None
     load_state_path: Any = None
+    model_config_dict: Any = None
+    catalog_class: Any = None
+    inference_only: bool = False
+    learner_only: bool = False
+
+    def __post_init__(self) -> None:
+        if self.model_config is None:
+            self.model_config = self.model_config_dict
 
 
 @dataclass
@@ -108,6 +119,8 @@ def of_agents(
             raise ConfigError(f"{where}: multiagent={shown(value)}. Allowed: a dict")
         found: dict[str, Any] = {}
         for key, inner in value.items():
+            if key == "policies" and not inner:
+                continue  # RLlib's default, an empty dict
             inside = f"{where}: multiagent"
             of_one = of_agents if key in AGENT_OPTIONS else checked
             found |= of_one(key, inner, preset, inside)

@@ -78,10 +78,12 @@ class OldResults(RunListener):
 
     Args:
         trainer: the algorithm.
+        callbacks: the listener that calls callbacks of RLlib, or None.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, callbacks: RunListener | None = None) -> None:
         self._trainer = trainer
+        self._callbacks = callbacks or RunListener()
         self._before: dict[str, int] | None = None
 
     def extend(self, result: dict[str, Any]) -> None:
@@ -116,6 +118,15 @@ class OldResults(RunListener):
         timers["training_iteration_time_ms"] = 1000.0 * timers["training_iteration"]
         if "evaluation" in result:
             add_old_keys(result["evaluation"])
+        self._callbacks.extend(result)
+
+    def begin(self) -> None:
+        """Passes the event to the other listener."""
+        self._callbacks.begin()
+
+    def restored(self) -> None:
+        """Passes the event to the other listener."""
+        self._callbacks.restored()
 
     def _returns_of_policies(self, block: Mapping[str, Any]) -> dict[str, dict[str, float]]:
         """Returns the mean return of the agents of each policy."""

@@ -121,9 +121,8 @@ RLLIB = (
     ),
     Option(
         "`callbacks(...)`",
-        "`callbacks`, which may define only `on_episode_step`, `on_episode_end`, `on_sample_end` "
-        "and `on_train_result`. The [arguments](results.md#callbacks) of these methods differ from "
-        "RLlib",
+        "`callbacks`. The [methods and arguments](results.md#callbacks) differ from RLlib's. "
+        "`polopt.rllib` calls RLlib's methods with RLlib's arguments",
     ),
     Option(
         "`min_sample_timesteps_per_iteration`",
@@ -166,9 +165,9 @@ RLLIB = (
     ),
     Option(
         "`custom_model`, `custom_model_config` of the old API stack",
-        "the same keys of `model`, or `custom` and `custom_options`. The class must be a "
+        "the same keys of `model`, or `custom` and `custom_options`. The class is a "
         "`torch.nn.Module` with the [arguments](networks.md#a-network-of-your-own) that polopt "
-        "passes, and not a `TorchModelV2`",
+        "passes. `polopt.rllib` also takes a `TorchModelV2`",
     ),
     Option(
         "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
@@ -243,7 +242,8 @@ RLLIB_REPLAY = (
     ),
     Option(
         "`hiddens`",
-        "`fcnet_hiddens` of `model`, which lists all hidden layers",
+        "`fcnet_hiddens` of `model`, which lists all hidden layers. `DQNConfig` of `polopt.rllib` "
+        "takes `hiddens`",
         "(256,) | (64, 64)",
     ),
     Option(
@@ -286,10 +286,7 @@ RLLIB_REPLAY = (
 _NO_OFFLINE = "polopt has no offline data"
 _NO_RAINBOW = "`dqn` has only double Q-learning, a dueling network, n-step returns and priorities"
 _IN_DRIVER = "the driver learns. With the optimizer `decentralized_allreduce`, all workers learn"
-_CALLBACKS = (
-    "`callbacks`, a class with `on_episode_step`, `on_episode_end`, `on_sample_end` and "
-    "`on_train_result`"
-)
+_CALLBACKS = "`callbacks`, a class with methods such as `on_episode_end` and `on_train_result`"
 _WRAP = "wrap the environment"
 _CONNECTORS = (
     f"polopt has no connectors: {_WRAP} (see [docs/wrappers.md](wrappers.md)), or write a policy"
@@ -738,7 +735,7 @@ STABLE_BASELINES3 = (
     Option(
         "`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy`",
         "polopt has no such option: the preset is the algorithm, and `model` and the observation "
-        "space determine the network",
+        "space determine the network. For `MlpPolicy` on images: `conv_filters=[]` of `model`",
     ),
     Option(
         "`n_envs` of `make_vec_env`",
@@ -786,7 +783,12 @@ STABLE_BASELINES3 = (
         "polopt has no such option: after `trainer.restore(path)`, the counts continue",
     ),
     Option("`policy_kwargs`", "`model`"),
-    Option("`net_arch`", "`fcnet_hiddens` of `model`", "(64, 64) | (64, 64)"),
+    Option(
+        "`net_arch`, a list or `dict(pi=[...], vf=[...])` with the same layers",
+        "`fcnet_hiddens` of `model`. For different layers, write a "
+        "[network](networks.md#a-network-of-your-own)",
+        "(64, 64) | (64, 64)",
+    ),
     Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh` | `tanh`"),
     Option("`log_std_init`", "`initial_log_std` of `model`", "0.0 | 0.0"),
     Option("`squash_output`", "`squash_actions` of `model`", "False | False"),
@@ -837,8 +839,8 @@ STABLE_BASELINES3 = (
     Option(
         "`MaskablePPO`: `action_masks()` of the environment",
         "the key `action_mask` of the `Dict` observation, which is True or 1 for allowed actions. "
-        "`predict` reads the mask from the observation. See "
-        "[docs/networks.md](networks.md#action-masks)",
+        "`predict` reads the mask from the observation. A "
+        "[wrapper](migration.md#masks-checkpoints-and-episodes) puts it there",
     ),
     Option("`seed`", "`seed`"),
     Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto` | 0"),
@@ -904,6 +906,34 @@ STABLE_BASELINES3 = (
         "`RecurrentPPO`: `predict(obs, state, episode_start)`",
         "`predict(obs, state)`. When an episode begins, set the row of its environment in `state` "
         "to 0",
+    ),
+    Option(
+        "`CheckpointCallback`: `save_freq`",
+        "`checkpoint_frequency` of `tune.CheckpointConfig`, in iterations, or `trainer.save()` in "
+        "the loop",
+    ),
+    Option(
+        "`StopTrainingOnRewardThreshold`, `StopTrainingOnMaxEpisodes`",
+        "`stop` of `polopt train` or Tune: `env_runners/episode_return_mean`, "
+        "`env_runners/num_episodes_lifetime`, or a condition in the loop",
+    ),
+    Option(
+        "`StopTrainingOnNoModelImprovement`",
+        "a condition in the loop, or `ExperimentPlateauStopper` of Tune",
+    ),
+    Option(
+        "`PPO.load(path, env=env)`, then `learn`",
+        "`polopt.SyncPPO.from_checkpoint(path)`, then `train()`. Schedules continue at the saved "
+        "number of steps",
+    ),
+    Option(
+        "`Monitor`: `filename`, `load_results`, `ts2xy`",
+        "`log_dir` writes `progress.csv` with one row for each iteration. For one row for each "
+        "episode, write [`on_episode_end`](migration.md#masks-checkpoints-and-episodes)",
+    ),
+    Option(
+        "`model.q_net(obs)`, `policy.obs_to_tensor`",
+        "`trainer.get_policy().action_params(obs)`, which are the Q-values `[B, n]` of DQN",
     ),
     Option(
         "`callback`: `_on_step`, `_on_rollout_end`",
@@ -1061,7 +1091,7 @@ ALGORITHMS: Mapping[str, str] = {
     "SimpleQ": "SimpleQ is `DQN` with `double_q` and `dueling` of False",
     **dict.fromkeys(("C51", "Rainbow", "QRDQN"), _NO_DISTRIBUTIONAL),
     **dict.fromkeys(("APEX", "Ape-X"), "Ape-X is `ApexDQN` here"),
-    "DDPG": "polopt has no DDPG. The most similar algorithm is `TD3`",
+    "DDPG": "DDPG is `TD3` with `policy_delay=1` and `target_noise=0.0`, and with two critics",
     **{name: _NONE.format(name) for name in ("R2D2", "ApexDDPG", "HER", "TQC", "CrossQ", "REDQ")},
     **{name: _NONE.format(name) for name in ("DreamerV3", "MuZero")},
     **dict.fromkeys(("BC", "MARWIL", "CQL", "IQL", "CRR", "DT"), _NO_OFFLINE),

@@ -36,7 +36,7 @@ _FIXED: dict[str, tuple[tuple[Any, ...] | None, str]] = {
     "replay_zero_init_states": (None, ""),
     "replay_sequence_override": (None, ""),
     "batch_size_B": ((), "train_batch_size, the number of rows of an update"),
-    "replay_batch_size": ((), "train_batch_size, the number of rows of an update"),
+    "replay_batch_size": (None, ""),
     "replay_mode": (("independent",), "a single policy, because polopt trains one policy"),
     "underlying_buffer_config": ((None,), "the same keys in replay_buffer_config itself"),
     "worker_side_prioritization": ((False,), "ApexDQN, whose samplers compute priorities"),

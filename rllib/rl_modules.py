@@ -160,6 +160,8 @@ def _config_of(module: Any) -> Mapping[str, Any]:
     space = module.observation_space
     if not isinstance(space, Box) or not np.issubdtype(space.dtype, np.floating):
         raise ConfigError(f"the module has observations {space}. Allowed: a Box of floats")
+    if config.get("fcnet_activation") == "linear":
+        raise ConfigError("the module has fcnet_activation='linear'. Allowed: an activation")
     return config
 
 

@@ -6,23 +6,26 @@ The names and their replacements come from `polopt.rllib.other_libraries`.
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
+from polopt.rllib.accepted_options import (
+    ACCEPTED,
+    accepted_model,
+    accepted_option,
+    resolve_accepted,
+    warn,
+)
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
+from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-logger = logging.getLogger("polopt")
 
 #: Maps names of options in RLlib, for example names of arguments, to other names of the same
 #: options in RLlib or polopt.
@@ -41,8 +44,6 @@ _SAME = {
     "model_config": "model",
     "model_config_dict": "model",
     "module_to_env_connector": "_module_to_env_connector",
-    "Q_model": "q_model_config",
-    "policy_model": "policy_model_config",
     "num_cpus_for_local_worker": "num_cpus_for_driver",
     "num_cpus_per_learner_worker": "num_cpus_per_learner",
     "num_gpus_per_learner_worker": "num_gpus",
@@ -71,8 +72,6 @@ _TOGETHER = (
     "evaluation_parallel_to_training",
     "lr_schedule",
     "observation_filter",
-    "policy_model_config",
-    "q_model_config",
     "torch_optimizer_options",
     "train_batch_size",
     "use_kl_loss",
@@ -115,28 +114,6 @@ def defaults(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, Any]:
     if "model" in changes:
         merged["model"] = {**known["model"], **changes["model"]}
     return merged
-
-
-_said: set[str] = set()
-_once = contextvars.ContextVar("_once", default=False)
-
-
-@contextmanager
-def said_once() -> Iterator[None]:
-    """A context in which a warning of this module is logged only if this process has not logged the
-    same warning before. A config is translated several times."""
-    token = _once.set(True)
-    try:
-        yield
-    finally:
-        _once.reset(token)
-
-
-def _warn(text: str, *values: Any) -> None:
-    message = text % values
-    if not (_once.get() and message in _said):
-        logger.warning("%s", message)
-    _said.add(message)
 
 
 def _aliases(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, str]:
@@ -183,6 +160,10 @@ def checked(
         return of_exploration(value, where)
     if key in ("optimization_config", "optimization") and "actor_lr" in defaults(preset):
         return _of_optimization(value, where)
+    if (found := accepted_option(key, value, defaults(preset), where)) is not None:
+        return found
+    if key == "hiddens" and "dueling" in defaults(preset):
+        return {key: value}
     if key in defaults(preset) or key in _TOGETHER:
         return {key: value}
     if key == "_env_to_module_connector" and _only_flattens(value):
@@ -196,7 +177,7 @@ def checked(
                     ". For the batches of RLlib, multiply train_batch_size_per_learner and "
                     f"minibatch_size by {value}"
                 )
-            _warn("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
+            warn("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
         return {}
     if accepted is not None:
         try:
@@ -265,6 +246,10 @@ def resolved(
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
     - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
+    - Callbacks that use single environments, as `base_env.get_sub_environments()` does, have
+      `vectorization_mode="sync"`, as in RLlib.
+    - A `custom_model` that is written for RLlib becomes `custom` with all other options of `model`
+      as its `model_config`. `hiddens` of DQN become further layers of the network.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -321,18 +306,32 @@ def resolved(
         )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
-    if "actor_lr" in known:
-        _resolve_networks_of_sac(options, where)
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):
         options["worker_timeout_s"] = _NO_LIMIT_S
+    resolve_accepted(options, known, where)
+    if reaches_environments(options.get("callbacks")):
+        options.setdefault("vectorization_mode", "sync")
     if options.get("model") is not None:
         model = options["model"] = network_options(options["model"])
         if isinstance(model, dict) and not model.get("use_lstm"):
             model.pop("max_seq_len", None)
+        if isinstance(model, dict) and "grid_search" not in model:
+            model = options["model"] = accepted_model(model, where)
+        if isinstance(model, dict) and model.keys() & {"custom", "custom_model"}:
+            from polopt.rllib.custom_models import with_custom_model  # torch is slow to import
+
+            has_q, has_critics = "dueling" in known, "actor_lr" in known
+            model = with_custom_model(model, options.get("hiddens"), has_q, has_critics, where)
+            options["model"] = model
+            if "q_hiddens" in model.get("custom_options", {}):
+                options.pop("hiddens", None)
+    if options.get("hiddens") is not None:
+        options["model"] = _with_hiddens(options["hiddens"], options.get("model"), where)
+    options.pop("hiddens", None)
     _resolve_evaluation(options, where)
     _resolve_batch(options, known, where)
     _resolve_intensity(options, known, where)
@@ -343,18 +342,17 @@ def resolved(
     return options
 
 
-def _resolve_networks_of_sac(options: dict[str, Any], where: str) -> None:
-    """Makes one network of RLlib's two networks of SAC, which are equal in most scripts."""
-    given = [options.pop(key, None) for key in ("q_model_config", "policy_model_config")]
-    models = [dict(model) for model in given if model]
-    if models and any(differ(model, models[0]) for model in models):
+def _with_hiddens(hiddens: Any, model: Any, where: str) -> Any:
+    """Appends RLlib's layers of DQN's value and advantages to the hidden layers of the network."""
+    model = model or {}
+    if not isinstance(hiddens, list | tuple) or not isinstance(model, Mapping):
+        raise ConfigError(f"{where}: hiddens={shown(hiddens)}. Allowed: a list of widths")
+    layers = model.get("fcnet_hiddens", [256, 256])
+    if not isinstance(layers, list | tuple) or model.keys() & {"custom", "custom_model"}:
         raise ConfigError(
-            f"{where}: q_model_config={shown(given[0])} and policy_model_config={shown(given[1])}. "
-            "Allowed: equal networks, because polopt has one option 'model' for the actor and the "
-            "critics"
+            f"{where}: hiddens={shown(hiddens)}. Instead, list all layers in fcnet_hiddens of model"
         )
-    if models:
-        options["model"] = {**(options.get("model") or {}), **models[0]}
+    return {**model, "fcnet_hiddens": [*layers, *hiddens]}
 
 
 def _resolve_intensity(options: dict[str, Any], known: Mapping[str, Any], where: str) -> None:
@@ -410,16 +408,14 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
     parallel = options.pop("evaluation_parallel_to_training", None)
     beside = bool(options.get("evaluation_num_workers", 0))
     if parallel is not None and parallel != beside:
-        _warn(
+        warn(
             "%s: evaluation_parallel_to_training=%s is ignored. Evaluation runs during training if "
             "evaluation_num_env_runners is 1 or more, and between iterations if it is 0",
             where,
             parallel,
         )
     if options.get("evaluation_duration") == "auto":
-        _warn(
-            "%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where
-        )
+        warn("%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where)
         del options["evaluation_duration"]
     if options.get("evaluation_interval") is None:  # RLlib then ignores the number of workers
         options.pop("evaluation_num_workers", None)
@@ -428,8 +424,12 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
         options.pop("evaluation_config", None)
     else:
         options["evaluation_config"] = {
-            key: value for key, value in dict(settings).items() if key not in _OF_EVALUATION
+            key: value for key, value in dict(settings).items() if not _is_of_evaluation(key)
         }
+
+
+def _is_of_evaluation(key: str) -> bool:
+    return key in _OF_EVALUATION or (key in ACCEPTED and key != "explore")
 
 
 #: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays
@@ -447,7 +447,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]
         if "keep_local_weights_in_sync" not in known:
-            _warn(
+            warn(
                 "%s: train_batch_size=%s is ignored. A gradient is computed from one fragment, "
                 "which has rollout_fragment_length steps of each environment of a worker",
                 where,
@@ -457,7 +457,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
         environments = options.get("num_envs_per_worker", known["num_envs_per_worker"])
         sizes_known = all(isinstance(size, int) for size in (fragment, environments, batch))
         if sizes_known and fragment * environments != batch:
-            _warn(
+            warn(
                 "%s: train_batch_size=%s is ignored, because rollout_fragment_length=%s is given. "
                 "Each worker learns from one fragment of each of its environments",
                 where,

@@ -436,6 +436,7 @@ _API: dict[str, dict[str, tuple[str, ...]]] = {
         "load": (),
         "rerun": (),
         "register": (),
+        "sb3_defaults": (),
         "foreach_worker": (),
         "to_tensordict": (),
     },
@@ -448,7 +449,10 @@ _API: dict[str, dict[str, tuple[str, ...]]] = {
         "EvaluationResult": ("episode_return_mean",),
         "Policy": ("predict", "export_onnx", "get_weights", "set_weights", "set_option"),
         "Episode": (),
-        "Callbacks": ("on_episode_step", "on_episode_end", "on_sample_end", "on_train_result"),
+        "Callbacks": (
+            *("on_episode_start", "on_episode_step", "on_episode_end", "on_sample_end"),
+            *("on_evaluate_start", "on_evaluate_end", "on_train_result"),
+        ),
     },
     "Data": {
         "SampleBatch": (

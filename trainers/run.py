@@ -222,6 +222,7 @@ class Run:
         iteration: int,
         state_of: Callable[[dict[str, Any]], dict[str, Any]],
         is_stopped: Callable[[], bool],
+        before: Callable[[], None],
     ) -> None:
         """Takes the result of an evaluation in workers if this evaluation has ended. Then begins a
         new evaluation if one is due. Without evaluation workers, also plays its episodes. Does
@@ -232,6 +233,7 @@ class Run:
             state_of: a function from the state of the optimizer to the state for the best
                 checkpoint.
             is_stopped: if it returns True, an evaluation in this process is dropped.
+            before: called before an evaluation begins.
         """
         evaluation, decide = self.evaluation, self.workers.transport.decide
         if evaluation is None:
@@ -239,6 +241,7 @@ class Run:
         with self.optimizer.timers[EVALUATION]:
             decide(evaluation.poll, evaluation.finish)
             if evaluation.is_due(iteration):
+                before()
                 driver_state = self.optimizer.get_driver_state()
                 statistics = [one["statistics"] for one in driver_state["workers"].values()]
                 weights, state = self.policy.get_weights(), state_of(driver_state)

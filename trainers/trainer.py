@@ -25,6 +25,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
 from polopt.rollouts.ray_session import warn_if_larger
+from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
 from polopt.trainers.experiment import Experiment, checked_plan
@@ -208,7 +209,8 @@ class PolicyOptimizerTrainer(tune.Trainable):
             counts = self._run.iterate(self._is_stopped)
             iteration = self.iteration + 1
             state_of = functools.partial(self._state_with, iteration)
-            self._run.evaluate(iteration, state_of, self._is_stopped)
+            before = functools.partial(self._run.callbacks.call, "on_evaluate_start", trainer=self)
+            self._run.evaluate(iteration, state_of, self._is_stopped, before)
             self._warn_without_return()
             return self._result(counts)
 
@@ -299,6 +301,9 @@ class PolicyOptimizerTrainer(tune.Trainable):
         result["checkpoint_dir_name"] = None if checkpoint is None else checkpoint.name
         result["stop_reason"] = None
         run.tell(RunListener.extend, result)
+        if run.evaluation is not None and result["evaluation"]["env_runners"]["num_episodes"]:
+            call = functools.partial(run.callbacks.call, trainer=self)
+            call("on_evaluate_end", evaluation=result["evaluation"])
         run.callbacks.call("on_train_result", trainer=self, result=result)
         run.tell(RunListener.result, result)
         if self._stop_reason:
@@ -760,6 +765,11 @@ class PolicyOptimizerTrainer(tune.Trainable):
         """Plays evaluation episodes. None without the option `evaluation_interval`, and after
         `stop`."""
         return self._run.evaluation
+
+    @property
+    def callbacks(self) -> CallbackCaller:
+        """Calls the user's callbacks in the driver."""
+        return self._run.callbacks
 
     @property
     def results_folder(self) -> tuple[fs.FileSystem, str] | None:

@@ -19,7 +19,7 @@ _Path = str | os.PathLike[str]
 
 class ModelOptions(TypedDict, total=False):
     fcnet_hiddens: Sequence[int]
-    fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
+    fcnet_activation: Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu", "linear"]
     conv_filters: Sequence[Sequence[int]] | None
     post_fcnet_hiddens: Sequence[int] | None
     layer_norm: bool

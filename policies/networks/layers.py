@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "gelu": nn.GELU,
     "leaky_relu": nn.LeakyReLU,
     "silu": nn.SiLU,
+    "linear": nn.Identity,
 }
 
 

@@ -20,7 +20,7 @@ Widths = Annotated[tuple[_Width, ...], pydantic.Field(max_length=100)]
 _ALLOWED_WIDTHS = "a list of the widths of layers, such as [64, 64], at most 100"
 _Padding = Annotated[int, pydantic.Field(ge=0, le=16_384)]
 #: Names of `polopt.policies.networks.layers.ACTIVATIONS`.
-Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu"]
+Activation = Literal["tanh", "relu", "elu", "gelu", "leaky_relu", "silu", "linear"]
 #: Channels, kernel size, stride and optional padding of one convolution.
 ConvFilter = tuple[_Width, _Width, _Width] | tuple[_Width, _Width, _Width, _Padding]
 
@@ -79,7 +79,8 @@ class ModelConfig(Config):
     Attributes:
         fcnet_hiddens: the widths of the hidden layers. This option and `fcnet_activation` have no
             effect if the observation is one image with convolutions.
-        fcnet_activation: the activation of the hidden layers.
+        fcnet_activation: the activation of the hidden layers. With `linear`, they have none, and
+            the network is linear.
         conv_filters: a tuple `(channels, kernel, stride)` or `(channels, kernel, stride, padding)`
             for each convolution over an image `[C, H, W]` or `[H, W, C]`. A ReLU follows each
             convolution. Each image of a Dict or Tuple has its own convolutions. An empty list

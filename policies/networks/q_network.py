@@ -182,8 +182,8 @@ def check_bounded(space: Space[Any], policy: str) -> None:
         raise ConfigError(
             f"action space {space} is not supported by policy {policy}. Allowed: a Box of floats "
             "with finite bounds, because critics get actions scaled to the range from -1 to 1. "
-            "Policies for other spaces: 'dqn' (Discrete), 'ppo' (Discrete, MultiDiscrete, Box of "
-            "floats)"
+            "Policies for other spaces: 'sac' (Discrete), 'dqn' (Discrete), 'ppo' (Discrete, "
+            "MultiDiscrete, Box of floats)"
         )
 
 

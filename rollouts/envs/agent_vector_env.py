@@ -102,10 +102,11 @@ class AgentVectorEnv:
     Attributes:
         envs: the K `FaultTolerantAgents`.
         groups: the slots of each policy. `divide` makes them.
-        steps: an object whose functions `step` and `end` are called after each step of a copy, and
-            at the end of each episode, before the reset. See `EpisodeSteps`. None means that no
-            function is called.
+        steps: an object whose functions `start`, `step` and `end` are called before the first step
+            of each episode, after each step of a copy, and at the end of each episode, before the
+            reset. See `EpisodeSteps`. None means that no function is called.
         rng: the generator from which a user's mapping of agents to policies draws.
+        data: the `data` of the current episode of each copy.
         episodes: the episodes that have ended. The sampler takes them out of this list.
         num_steps: the number of environment steps so far. A step in which a copy raised does not
             count.
@@ -117,7 +118,7 @@ class AgentVectorEnv:
         self.rng = np.random.default_rng(0)
         self.episodes: list[Episode] = []
         self.steps: Any = None
-        self._data: list[dict[str, Any]] = [{} for _ in self.envs]
+        self.data: list[dict[str, Any]] = [{} for _ in self.envs]
         self.num_steps = 0
         self._choose: Callable[[AgentID, MappedEpisode], int] = lambda agent, episode: 0
         self._begun = 0  # episodes
@@ -127,6 +128,7 @@ class AgentVectorEnv:
         self._acting: list[list[AgentID]] = [[] for _ in self.envs]
         self._returns: list[dict[AgentID, float]] = [{} for _ in self.envs]
         self._lengths = [0] * len(self.envs)
+        self._first: list[Mapping[AgentID, Any]] = [{} for _ in self.envs]  # observations
         self._truncated = [False] * len(self.envs)
 
     def divide(
@@ -172,6 +174,9 @@ class AgentVectorEnv:
             group.begin_step()
             group.actions = of_group
         for k, env in enumerate(self.envs):
+            if self.steps is not None and self.steps.start is not None and not self._lengths[k]:
+                data, first = self.data[k], self._first[k]
+                self.steps.start(Episode(k, 0.0, 0, False, {}, data, False, observation=first))
             chosen, slots = {}, self._slots[k]
             for agent in self._acting[k]:
                 group, slot = slots[agent]
@@ -184,7 +189,7 @@ class AgentVectorEnv:
             self._take_step(k, observations, rewards, terminated, truncated)
             over: bool = env.env.over  # type: ignore[attr-defined]
             if over or self.steps is not None:
-                self._note_episode(k, over, info)
+                self._note_episode(k, over, info, observations, chosen, sum(rewards.values()))
             if over:
                 self._reset_copy(k)
             else:
@@ -207,8 +212,8 @@ class AgentVectorEnv:
     def _begin_episode(self, k: int, observations: Mapping[AgentID, Any]) -> None:
         for group in self.groups:
             group.begin_episode(k)
-        self._slots[k], self._returns[k], self._data[k] = {}, {}, {}
-        self._lengths[k], self._truncated[k] = 0, False
+        self._slots[k], self._returns[k], self.data[k] = {}, {}, {}
+        self._lengths[k], self._truncated[k], self._first[k] = 0, False, observations
         self._numbers[k], self._begun = self._begun, self._begun + 1
         self._note_acting(k, observations)
 
@@ -254,7 +259,15 @@ class AgentVectorEnv:
                 group, slot = self._slot_of(k, agent)
                 group.end(slot, observations[agent], over, cut)
 
-    def _note_episode(self, k: int, over: bool, info: dict[Any, Any]) -> None:
+    def _note_episode(
+        self,
+        k: int,
+        over: bool,
+        info: dict[Any, Any],
+        observations: Mapping[AgentID, Any],
+        actions: Mapping[AgentID, Any],
+        reward: float,
+    ) -> None:
         """Describes the episode of copy `k` so far to `steps`, and to `episodes` if it has ended.
         The info of the episode has the infos of the agents."""
         returns, steps = dict(self._returns[k]), self.steps
@@ -265,9 +278,12 @@ class AgentVectorEnv:
             self._lengths[k],
             is_terminal,
             info,
-            self._data[k],
+            self.data[k],
             over,
             agent_returns=returns,
+            observation=observations,
+            action=actions,
+            reward=reward,
         )
         if steps is not None and steps.step is not None:
             steps.step(episode)

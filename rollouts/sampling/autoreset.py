@@ -109,6 +109,11 @@ class Autoreset:
         """Returns the part of the infos of a step with the infos of the episodes that ended."""
         return infos
 
+    def last_of(self, raw: Any, infos: Mapping[str, Any], n: int) -> Any:
+        """Returns the last observation of the episode of environment `n` that ended in this step.
+        None means that the observations `raw` of the step have it."""
+        return None
+
 
 class NextStep(Autoreset):
     """The step after the end of an episode only resets the environment. The row of this step is
@@ -160,7 +165,7 @@ class SameStep(Autoreset):
     ) -> tuple[list[np.ndarray], Any]:
         encoder = self._encoder
         try:
-            last = [_item(encoder.space, infos["final_obs"], n) for n in ended]
+            last = [item_of(encoder.space, infos["final_obs"], n) for n in ended]
             # Copies, because the environment may use its arrays again.
             return [encoder.row(one).copy() for one in last], raw
         except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -173,6 +178,11 @@ class SameStep(Autoreset):
     def infos_of_ends(self, infos: Mapping[str, Any]) -> Any:
         """Returns `infos["final_info"]`."""
         return infos.get("final_info", {})
+
+    def last_of(self, raw: Any, infos: Mapping[str, Any], n: int) -> Any:
+        """Returns the last observation of the episode of environment `n` that ended in this
+        step."""
+        return item_of(self._encoder.space, infos["final_obs"], n)
 
 
 class Disabled(Autoreset):
@@ -204,11 +214,11 @@ def autoreset_of(env: _Vector, encoder: ObservationEncoder, faults: SamplerFault
     return _MODES[autoreset_mode(env)](env.num_envs, encoder, faults)
 
 
-def _item(space: spaces.Space[Any], batch: Any, index: int) -> Any:
+def item_of(space: spaces.Space[Any], batch: Any, index: int) -> Any:
     """Returns one observation of a batch. A batch of Dict or Tuple observations is an array of
     observations, or a dict or tuple of batches."""
     if isinstance(space, spaces.Dict) and isinstance(batch, Mapping):
-        return {key: _item(part, batch[key], index) for key, part in space.items()}
+        return {key: item_of(part, batch[key], index) for key, part in space.items()}
     if isinstance(space, spaces.Tuple) and isinstance(batch, tuple):
-        return tuple([_item(*both, index) for both in zip(space, batch, strict=True)])
+        return tuple([item_of(*both, index) for both in zip(space, batch, strict=True)])
     return batch[index]

@@ -119,18 +119,22 @@ class DiscountedReturns:
 
 
 class EpisodeSteps:
-    """Calls functions for the steps that `add` receives, with the episode so far. To describe the
-    episode, this class sums the rewards and counts the steps of the current episodes.
+    """Calls functions for the beginnings of episodes and for the steps that `add` receives, with
+    the episode so far. To describe the episode, this class sums the rewards and counts the steps of
+    the current episodes.
 
     Args:
         num_envs: the number N of environments.
+        start: a function that is called before the first step of each episode. None means that no
+            function is called.
         step: a function that is called after each step. None means that no function is called.
         end: a function that is called at the end of each episode, and returns custom metrics. None
             means that no function is called.
 
     Attributes:
-        step, end: the arguments.
+        start, step, end: the arguments.
         needs_infos: True if `add` needs the infos of all steps, and not only of last steps.
+        data: the `data` of the current episode of each environment.
         data_of: the `data` of the episodes that ended in this fragment. The key is `(t, n)`, the
             step and the environment at which an episode ended.
         metrics_of: the metrics that `end` returned for these episodes, by `(t, n)`.
@@ -139,15 +143,16 @@ class EpisodeSteps:
     def __init__(
         self,
         num_envs: int,
+        start: Callable[[Episode], None] | None,
         step: Callable[[Episode], None] | None,
-        end: Callable[[Episode], Mapping[str, float]] | None,
+        end: Callable[[Episode], Mapping[str, Any]] | None,
     ) -> None:
-        self.step, self.end = step, end
+        self.start, self.step, self.end = start, step, end
         self.needs_infos = step is not None
-        self._data: list[dict[str, Any]] = [{} for _ in range(num_envs)]
+        self.data: list[dict[str, Any]] = [{} for _ in range(num_envs)]
         self._returns, self._lengths = [0.0] * num_envs, [0] * num_envs
         self.data_of: dict[tuple[int, int], dict[str, Any]] = {}
-        self.metrics_of: dict[tuple[int, int], Mapping[str, float]] = {}
+        self.metrics_of: dict[tuple[int, int], Mapping[str, Any]] = {}
 
     def begin_fragment(self, state: Mapping[str, np.ndarray]) -> None:
         """Begins a fragment.
@@ -162,8 +167,28 @@ class EpisodeSteps:
         """Discards the current episode of environment `n`."""
         self._returns[n], self._lengths[n] = 0.0, 0
 
+    def begins(self, n: int) -> bool:
+        """Whether the next step of environment `n` is the first step of an episode, unless the
+        environment resets in this step."""
+        return self._lengths[n] == 0
+
+    def begin_episode(self, n: int, observation: Any) -> None:
+        """Calls `start` for the episode that begins in environment `n`."""
+        self.data[n] = {}
+        if self.start is not None:
+            first = Episode(n, 0.0, 0, False, {}, self.data[n], False, observation=observation)
+            self.start(first)
+
     def add(
-        self, t: int, n: int, reward: float, terminated: bool, done: bool, info: dict[str, Any]
+        self,
+        t: int,
+        n: int,
+        reward: float,
+        terminated: bool,
+        done: bool,
+        info: dict[str, Any],
+        observation: Any = None,
+        action: Any = None,
     ) -> None:
         """Adds one step of an environment, and calls the functions.
 
@@ -174,16 +199,29 @@ class EpisodeSteps:
             terminated: whether the episode ended by termination.
             done: whether the episode ended.
             info: the info of the step.
+            observation: the observation after the step.
+            action: the action of the step.
         """
-        if self._lengths[n] == 0:
-            self._data[n] = {}
+        if self.start is None and self._lengths[n] == 0:
+            self.data[n] = {}
         self._returns[n] += reward
         self._lengths[n] += 1
-        total, length, data = self._returns[n], self._lengths[n], self._data[n]
+        total, length, data = self._returns[n], self._lengths[n], self.data[n]
         if done:
             self.discard(n)
             self.data_of[t, n] = data
-        episode = Episode(n, total, length, terminated, info, data, done)
+        episode = Episode(
+            n,
+            total,
+            length,
+            terminated,
+            info,
+            data,
+            done,
+            observation=observation,
+            action=action,
+            reward=reward,
+        )
         if self.step is not None:
             self.step(episode)
         if done and self.end is not None:

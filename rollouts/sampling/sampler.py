@@ -23,7 +23,7 @@ from polopt.rollouts.envs.env_state import (
     set_env_statistics,
 )
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, INFO_KEY
-from polopt.rollouts.sampling.autoreset import NextStep, autoreset_of
+from polopt.rollouts.sampling.autoreset import NextStep, autoreset_of, item_of
 from polopt.rollouts.sampling.fragment_columns import FragmentColumns
 from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.open_transitions import OpenTransitions
@@ -120,7 +120,8 @@ class VectorSampler:
         self.steps: EpisodeSteps | None = None
         self.num_steps = 0
         self._length = 0
-        self._raw: Any = None  # the observations after the last step, before encoding
+        # The observations after the last step or reset, before encoding. None if not known.
+        self._raw: Any = None
         self._strict = True  # whether the user's `np.seterr` settings may raise exceptions
         self.faults = faults or SamplerFaults()
         self.faults.mask = policy.mask
@@ -161,6 +162,7 @@ class VectorSampler:
         """Begins with the results of a reset of all environments. Discards the current episodes."""
         self.faults.check(self.env, obs)
         self.faults.note(infos)
+        self._raw = obs
         self._obs = self.policy.encoder.rows(obs).copy()
         self._autoreset.pending = np.zeros(self.env.num_envs, dtype=bool)
         self._memory = self._no_memory()
@@ -217,6 +219,8 @@ class VectorSampler:
             self.env.vector.steps = self.steps
         elif self.steps is not None:
             self.steps.begin_fragment(self._episodes.get_state())
+            if self.steps.start is not None:
+                self.act = self._starting(self.act, self.steps)
         self._length, self.num_steps = length, 0
 
     def goes_on(self) -> bool:
@@ -350,14 +354,14 @@ class VectorSampler:
             infos: the infos of the step.
         """
         t, rows = self.num_steps, self._rows
-        self._note_step(t, rows, infos)  # before a reset, so callbacks see how episodes end
+        self._note_step(t, rows, infos, raw)  # before a reset, so callbacks see how episodes end
         try:
             raw = self._autoreset.end_episodes(self.env, t, rows, raw, infos)
             if self.faults.mask is not None:
                 self.faults.check_masks(self.env, raw, self._autoreset.acts_next(t, rows))
         except Exception as error:
             raw, *_, infos = self._rebuild(error)
-            self._note_step(t, rows, infos)
+            self._note_step(t, rows, infos, raw)
         # Integers outside of their range would break the encoding. Observations with integers are
         # therefore checked in each step, and other observations once per fragment.
         if self._checks_each_step:
@@ -380,7 +384,7 @@ class VectorSampler:
         self._rows.lose(t)
         return raw, None, None, None, infos
 
-    def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any]) -> None:
+    def _note_step(self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], raw: Any) -> None:
         """Keeps the infos and the faults of step `t`, and passes the step to callbacks."""
         if self.ended is not None and self._open is None:
             for n in (rows.terminated[t] | rows.truncated[t]).nonzero()[0].tolist():
@@ -390,7 +394,25 @@ class VectorSampler:
         if self._open is not None:
             self._open.note_rows(t, rows)
         elif self.steps is not None:
-            self._tell(t, rows, infos, self.steps)
+            self._tell(t, rows, infos, raw, self.steps)
+
+    def _starting(self, act: Callable[[], Any], steps: EpisodeSteps) -> Callable[[], Any]:
+        """Returns a function that first tells `steps` which episodes begin, and then calls
+        `act`."""
+
+        def act_after_starts() -> Any:
+            resets = self._autoreset.reset_rows(self.num_steps, self._rows)
+            for n in range(self.env.num_envs):
+                if steps.begins(n) and not resets[n]:
+                    steps.begin_episode(n, self._observation(self._raw, n))
+            return act()
+
+        return act_after_starts
+
+    def _observation(self, raw: Any, n: int) -> Any:
+        """Returns the observation of environment `n` from the observations of all environments. The
+        next step may overwrite it."""
+        return None if raw is None else item_of(self.env.single_observation_space, raw, n)
 
     def _choose(self) -> Any:
         t, rows, before = self.num_steps, self._rows, self._memory
@@ -412,7 +434,12 @@ class VectorSampler:
         return np.zeros((self.env.num_envs, self.policy.state_size), dtype=np.float32)
 
     def _tell(
-        self, t: int, rows: FragmentColumns, infos: Mapping[str, Any], steps: EpisodeSteps
+        self,
+        t: int,
+        rows: FragmentColumns,
+        infos: Mapping[str, Any],
+        raw: Any,
+        steps: EpisodeSteps,
     ) -> None:
         """Adds step `t` of each environment to `steps`. Skips reset rows, because they do not
         belong to an episode. Discards the episodes of environments whose step was lost."""
@@ -427,7 +454,11 @@ class VectorSampler:
                 if info is None and (done[n] or steps.needs_infos):
                     info = self._info(infos, n, is_last=bool(done[n]))
                 reward = float(rows.rewards[t, n])
-                steps.add(t, n, reward, bool(terminated[n]), bool(done[n]), info or {})
+                flags = bool(terminated[n]), bool(done[n])
+                observation = self._autoreset.last_of(raw, infos, n) if done[n] else None
+                if observation is None:
+                    observation = self._observation(raw, n)
+                steps.add(t, n, reward, *flags, info or {}, observation, rows.actions[t, n])
 
     def _info(self, infos: Mapping[str, Any], n: int, is_last: bool) -> dict[str, Any]:
         """Returns the info of one step of environment `n`.
@@ -478,6 +509,7 @@ class VectorSampler:
             self.env, raw, infos = self.faults.rebuild(self.env, error, self._seeds)
             self.leave_gap()
         self.faults.note(infos)
+        self._raw = raw
         mask = envs.reshape(-1, *[1] * (self._obs.ndim - 1))
         self._obs = np.where(mask, self.policy.encoder.rows(raw), self._obs)
         self._autoreset.pending = self._autoreset.pending & ~envs
@@ -522,7 +554,7 @@ class VectorSampler:
         if not fits or (obs.dtype, obs.shape) != (self._obs.dtype, self._obs.shape):
             self.reset()
             return
-        self._obs = obs
+        self._obs, self._raw = obs, None
         self._autoreset.pending = resets
         self._memory = np.asarray(state.get("memory", self._no_memory()))
         self._episodes.set_state(state)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,6 +30,18 @@ class Callbacks:
     methods are RLlib's. A subclass may not define other methods whose names begin with `on_`.
     """
 
+    def on_episode_start(self, *, episode: Episode, worker: Any) -> None:
+        """Called before the first step of each episode, after the reset, in the process that
+        samples. Also called in evaluation.
+
+        Store data for later steps and for `on_episode_end` in `episode.data`.
+
+        Args:
+            episode: the episode, with a length of 0 and the first observation.
+            worker: see `on_episode_end`.
+        """
+        return
+
     def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
         """Called after each step of each episode, in the process that samples. Also called in
         evaluation. The environment is in the state after the step, and not yet reset (see
@@ -44,7 +56,9 @@ class Callbacks:
         """
         return
 
-    def on_episode_end(self, *, episode: Episode, worker: Any) -> Mapping[str, float] | None:
+    def on_episode_end(
+        self, *, episode: Episode, worker: Any
+    ) -> Mapping[str, float | Sequence[float]] | None:
         """Called at the end of each episode, after `on_episode_step` for its last step, in the
         process that samples. Also called in evaluation. The environment is in its last state. Only
         a vector environment of the user's own in the mode same-step has already begun the next
@@ -60,12 +74,14 @@ class Callbacks:
                 the vector environment. `worker.config.in_evaluation` is True in evaluation.
 
         Returns:
-            custom metrics by name. Results report their mean, minimum and maximum. None means no
-            metrics.
+            custom metrics by name, each a number or a list of numbers. Results report their mean,
+            minimum and maximum. None means no metrics.
         """
         return None
 
-    def on_sample_end(self, *, worker: Any, samples: SampleBatch) -> Mapping[str, float] | None:
+    def on_sample_end(
+        self, *, worker: Any, samples: SampleBatch
+    ) -> Mapping[str, float | Sequence[float]] | None:
         """Called with each fragment that is not discarded, before the fragment is sent or used for
         learning. Not called in evaluation.
 
@@ -78,6 +94,24 @@ class Callbacks:
             custom metrics as in `on_episode_end`. None means no metrics.
         """
         return None
+
+    def on_evaluate_start(self, *, trainer: Any) -> None:
+        """Called in the driver before an evaluation of the option `evaluation_interval` begins.
+
+        Args:
+            trainer: see `on_train_result`.
+        """
+        return
+
+    def on_evaluate_end(self, *, trainer: Any, evaluation: dict[str, Any]) -> None:
+        """Called in the driver before `on_train_result`, if an evaluation has ended since the last
+        result.
+
+        Args:
+            trainer: see `on_train_result`.
+            evaluation: the block `evaluation` of the result, which the method may change.
+        """
+        return
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         """Called in the driver with each result. The method may change the result.
@@ -145,7 +179,7 @@ class CallbackCaller:
         mine = getattr(self._class, method, None)
         return mine is not None and mine is not getattr(Callbacks, method)
 
-    def metrics_of(self, method: str, **arguments: Any) -> Mapping[str, float]:
+    def metrics_of(self, method: str, /, **arguments: Any) -> Mapping[str, float | list[float]]:
         """Calls a method, and returns the custom metrics that the method returns.
 
         Raises:
@@ -154,17 +188,16 @@ class CallbackCaller:
         metrics = self.call(method, **arguments)
         if metrics is None:
             return {}
-        if isinstance(metrics, Mapping) and all(
-            isinstance(name, str) and isinstance(value, numbers.Real | np.bool_)
-            for name, value in metrics.items()
-        ):
-            return {name: float(value) for name, value in metrics.items()}
+        if isinstance(metrics, Mapping) and all(isinstance(name, str) for name in metrics):
+            values = {name: _numbers(value) for name, value in metrics.items()}
+            if None not in values.values():
+                return {name: value for name, value in values.items() if value is not None}
         raise CallbackError(
-            f"{self._name(method)} returned {shown(metrics)}. Allowed: a dict of numbers "
-            "by name, or None"
+            f"{self._name(method)} returned {shown(metrics)}. Allowed: a dict of numbers, or of "
+            "lists of numbers, by name, or None"
         )
 
-    def call(self, method: str, **arguments: Any) -> Any:
+    def call(self, method: str, /, **arguments: Any) -> Any:
         """Calls a method. The first call also makes the object.
 
         Raises:
@@ -185,3 +218,12 @@ class CallbackCaller:
 
     def _name(self, method: str) -> str:
         return f"callback {getattr(self._class, '__qualname__', '')}.{method} ({self._place})"
+
+
+def _numbers(value: Any) -> float | list[float] | None:
+    """Converts a number or a list of numbers to floats. Returns None for anything else."""
+    if isinstance(value, numbers.Real | np.bool_):
+        return float(value)
+    if isinstance(value, list | tuple) and all(isinstance(one, numbers.Real) for one in value):
+        return [float(one) for one in value]
+    return None

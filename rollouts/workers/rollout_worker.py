@@ -112,10 +112,14 @@ class RolloutWorker(CallRunner):
             self.sampler, self._env_error = made
             if self.sampler is not None:
                 self.sampler.stop_after = self.stop_after
-                steps, ends = map(self._callbacks.defines, ("on_episode_step", "on_episode_end"))
-                if steps or ends:
+                starts, steps, ends = map(
+                    self._callbacks.defines,
+                    ("on_episode_start", "on_episode_step", "on_episode_end"),
+                )
+                if starts or steps or ends:
                     self.sampler.steps = EpisodeSteps(
                         self.sampler.env.num_envs,
+                        self._episode_started if starts else None,
                         self._step_taken if steps else None,
                         self._episode_ended if ends else None,
                     )
@@ -251,11 +255,15 @@ class RolloutWorker(CallRunner):
             metrics = self._callbacks.metrics_of(method, worker=self, **arguments)
             self.record.callback_metrics(metrics)
 
+    def _episode_started(self, episode: Episode) -> None:
+        with self.phase("callbacks"):
+            self._callbacks.call("on_episode_start", episode=episode, worker=self)
+
     def _step_taken(self, episode: Episode) -> None:
         with self.phase("callbacks"):
             self._callbacks.call("on_episode_step", episode=episode, worker=self)
 
-    def _episode_ended(self, episode: Episode) -> Mapping[str, float]:
+    def _episode_ended(self, episode: Episode) -> Mapping[str, Any]:
         with self.phase("callbacks"):
             return self._callbacks.metrics_of("on_episode_end", episode=episode, worker=self)
 

@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from polopt.recording.rerun import rerun as rerun
     from polopt.replay.rate_limiter import RateLimiter as RateLimiter
     from polopt.replay.replay_buffer import ReplayBuffer as ReplayBuffer
+    from polopt.rllib.sb3_defaults import sb3_defaults as sb3_defaults
     from polopt.rollouts.rollout_config import RolloutConfig as RolloutConfig
     from polopt.rollouts.workers.call import Reply as Reply
     from polopt.rollouts.workers.call_workers import call_each as call_each
@@ -168,6 +169,7 @@ _MODULE_OF = {
     "register_optimizer": "polopt.optimizers.optimizer_registry",
     "register_policy": "polopt.policies.policy_registry",
     "rerun": "polopt.recording.rerun",
+    "sb3_defaults": "polopt.rllib.sb3_defaults",
     "scheme_config": "polopt.collectors.scheme",
     "set_up_each": "polopt.rollouts.workers.call_workers",
     "to_tensordict": "polopt.collectors.tensordict",

@@ -20,6 +20,7 @@ from fakes import make_optimizer, pid_of, worker_config
 from source_tree import ROOT
 from toy_envs import Drift
 
+import polopt
 from polopt.optimizers.async_replay import AsyncReplay
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -212,3 +213,21 @@ def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
     optimizer.set_state(state)
     assert optimizer.limiter.credit == 0
     assert not optimizer.limiter.can_learn(1)
+
+
+@pytest.mark.slow
+def test_discrete_sac_learns_from_shards(ray_session: None) -> None:
+    trainer = polopt.PolicyOptimizerTrainer(
+        {**OPTIONS, "env": "CartPole-v1", "policy": "sac", "optimizer": "async_replay"},
+        num_workers=2,
+        random_timesteps=100,
+        min_sample_timesteps_per_iteration=300,
+    )
+    try:
+        for _ in range(100):
+            result = trainer.train()
+            if result["num_env_steps_trained_lifetime"]:
+                break
+        assert result["learners"]["default_policy"]["alpha_value"] > 0.0
+    finally:
+        trainer.stop()

@@ -324,7 +324,11 @@ def test_state_resumes_bit_for_bit(name: str) -> None:
 @every_name
 @pytest.mark.parametrize(
     "space",
-    [spaces.Discrete(3), spaces.Box(-np.inf, np.inf, (2,)), spaces.Box(0, 9, (2,), np.int64)],
+    [
+        spaces.MultiDiscrete([3, 2]),
+        spaces.Box(-np.inf, np.inf, (2,)),
+        spaces.Box(0, 9, (2,), np.int64),
+    ],
 )
 def test_other_actions_are_refused(name: str, space: Any) -> None:
     with pytest.raises(ConfigError, match=r"Allowed: a Box of floats with finite bounds"):

@@ -761,7 +761,7 @@ REFUSED = {
     "PPOConfig().multi_agent(policies=7)": "policies=7. Allowed: names, or a dict from names to",
     "PPOConfig().multi_agent(policies={'a': 7})": "policy 'a': got 7. Allowed: None, PolicySpec",
     "PPOConfig().multi_agent(policies={'a': PolicySpec(int)})": "got the policy class <class 'in",
-    "PPOConfig().multi_agent(policies={'a': {'use_gae': False}})": "policy 'a': key 'use_gae'",
+    "PPOConfig().multi_agent(policies={'a': {'vtrace': False}})": "policy 'a': key 'vtrace'",
     "PPOConfig().multi_agent(policies_to_train=print)": "Allowed: a list of names, or None for all",
     "PPOConfig().multi_agent(observation_fn=print)": "to change what agents observe, wrap the env",
     "PPOConfig().multi_agent(policy_mapping_fn=lambda agent, episode, more: 'a')": (
@@ -777,8 +777,6 @@ REFUSED = {
     "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(int))": "polopt has no RLModules",
     "PPOConfig().rl_module(rl_module_spec=MultiRLModuleSpec({}, int))": "networks that policies sh",
     "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(load_state_path='a'))": "load_rl_module(pa",
-    "PPOConfig().framework('tf2')": "polopt uses PyTorch",
-    "PPOConfig().env_runners(batch_mode='complete_episodes')": "returns use a bootstrap value",
     "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",
     "PPOConfig().offline_data(input_='/tmp/out')": "polopt has no offline data",
     "PPOConfig().environment(clip_rewards=True).validate()": "gymnasium.wrappers.TransformReward",

@@ -320,6 +320,40 @@ def test_algorithm_has_policies_by_name() -> None:
     algo.stop()
 
 
+class Rows(RLlibCallback):
+    def on_episode_start(
+        self, *, episode: Any, base_env: Any, env_index: int, **kwargs: Any
+    ) -> None:
+        assert episode.length == 0
+        assert episode.last_observation_for(1).tolist() == [1.0, 1.0]
+        assert isinstance(base_env.get_sub_environments()[env_index], Guess)
+        episode.custom_metrics["rows"] = 0
+
+    def on_postprocess_trajectory(
+        self,
+        *,
+        episode: Any,
+        postprocessed_batch: Any,
+        policy_id: str,
+        agent_id: int,
+        **kwargs: Any,
+    ) -> None:
+        assert policy_id == f"p{agent_id}"
+        assert (postprocessed_batch["obs"] == agent_id).all()
+        episode.custom_metrics["rows"] += len(postprocessed_batch["rewards"])
+
+    def on_episode_end(self, *, episode: Any, **kwargs: Any) -> None:
+        assert episode.get_agents() == [0, 1]
+        assert episode.last_action_for(0) in (0, 1)
+
+
+def test_callbacks_see_the_trajectories_of_all_agents() -> None:
+    algo = two_policies().env_runners(rollout_fragment_length=6).callbacks(Rows).build_algo()
+    metrics = algo.train()["env_runners"]["custom_metrics"]
+    algo.stop()
+    assert (metrics["rows_min"], metrics["rows_max"]) == (8.0, 8.0)
+
+
 class AgainstThePast(RLlibCallback):
     """As RLlib's `SelfPlayCallback`."""
 

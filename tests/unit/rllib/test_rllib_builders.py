@@ -263,8 +263,8 @@ def test_misspelled_name_is_a_type_error_with_the_nearest() -> None:
 
 def test_one_error_names_every_wrong_option_of_a_call() -> None:
     with pytest.raises(TypeError) as caught:
-        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, use_gae=False)
-    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "use_gae"), strict=True):
+        rllib.PPOConfig().training(lrr=1e-3, gama=0.9, vtrace=False)
+    for line, name in zip(str(caught.value).splitlines(), ("lrr", "gama", "vtrace"), strict=True):
         assert repr(name) in line
     with pytest.raises(ConfigError, match=r"(?s)'noisy'.*\n.*'num_atoms'"):
         rllib.DQNConfig.from_dict({"noisy": True, "num_atoms": 51})
@@ -723,13 +723,17 @@ def test_callback_gets_the_arguments_that_it_has() -> None:
     seen: dict[str, Any] = {}
 
     class Old(rllib.DefaultCallbacks):
-        def on_episode_end(self, *, worker, base_env, policies, episode, env_index, **kwargs):  # type: ignore
+        def on_episode_end(
+            self, *, worker, base_env, policies, episode, env_index, preprocessor, **kwargs
+        ):  # type: ignore
             seen.update(kwargs, env_index=env_index, policies=policies)
             episode.custom_metrics["length"] = episode.length + episode.last_info_for()["goal"]
-            with pytest.raises(AttributeError, match="'base_env', which polopt does not have"):
+            with pytest.raises(AttributeError, match=r"no single environments\. Callbacks"):
                 base_env.get_sub_environments()
-            with pytest.raises(AttributeError, match="does not have 'hist_data' in polopt"):
-                _ = episode.hist_data
+            with pytest.raises(AttributeError, match="does not have 'batch_builder' in polopt"):
+                _ = episode.batch_builder
+            with pytest.raises(AttributeError, match="'preprocessor', which polopt does not have"):
+                _ = preprocessor.transform
 
     class New(rllib.RLlibCallback):
         def on_episode_end(self, *, episode, metrics_logger, env, rl_module=None):  # type: ignore

@@ -247,6 +247,124 @@ def test_callback_gets_each_step_once_with_its_infos(mode: str, fragment: int) -
         assert episode.data["times"] == list(range(1, episode.episode_len + 1))
 
 
+class Counting(Numbered):
+    """Observations are the number of the episode and of the step. A global list holds them."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.observation_space = spaces.Box(-1.0, 999.0, (2,), np.float32)
+
+    def observe(self) -> np.ndarray:
+        return np.array([self.episode, self.time], np.float32)
+
+    def reset(self, **kwargs: Any) -> tuple[np.ndarray, dict]:
+        super().reset(**kwargs)
+        return self.observe(), {}
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+        _, *others = super().step(action)
+        others[-1] = {"action": action}
+        return self.observe(), *others  # type: ignore[return-value]
+
+
+EVENTS: list[tuple[int, str, tuple[float, ...], int]] = []
+
+
+def note(what: str, episode: Episode) -> None:
+    observed = tuple(float(number) for number in episode.observation)
+    EVENTS.append((episode.env_index, what, observed, episode.episode_len))
+
+
+class Starting(Callbacks):
+    """Callbacks that only begin and end episodes, or also step."""
+
+    def on_episode_start(self, *, episode: Episode, worker: Any) -> None:
+        assert (episode.action, episode.done, episode.data) == (None, False, {})
+        episode.data["begun"] = True
+        note("start", episode)
+
+    def on_episode_end(self, *, episode: Episode, worker: Any) -> dict[str, Any]:
+        assert episode.data["begun"]
+        note("end", episode)
+        return {"lengths": [1.0, episode.episode_len], "nothing": []}
+
+
+class StartingAndStepping(Starting):
+    def on_episode_step(self, *, episode: Episode, worker: Any) -> None:
+        assert (episode.action, episode.reward) == (episode.info["action"], 1.0)
+        note("step", episode)
+
+
+@every_mode
+@pytest.mark.parametrize("fragment", [1, 7])
+@pytest.mark.parametrize("callbacks", [Starting, StartingAndStepping])
+def test_each_episode_starts_before_its_first_step(
+    mode: str, fragment: int, callbacks: Any
+) -> None:
+    EVENTS.clear()
+    made = trainer(
+        env=Counting, callbacks=callbacks, autoreset_mode=mode, rollout_fragment_length=fragment
+    )
+    made.train()
+    block = made.train()["env_runners"]["custom_metrics"]
+    made.stop()
+    for env_index in (0, 1):
+        own = [event[1:] for event in EVENTS if event[0] == env_index]
+        expected: list[Any] = []
+        for number in range(len(own)):
+            length = number + env_index + 1
+            expected.append(("start", (number, 0), 0))
+            if callbacks is StartingAndStepping:
+                expected += [("step", (number, t), t) for t in range(1, length + 1)]
+            expected.append(("end", (number, length), length))
+        assert own == expected[: len(own)]
+        assert len(own) > 4
+    assert block["lengths_min"] == 1.0
+    assert block["lengths_max"] > 2.0
+    assert "nothing_mean" not in block
+
+
+def test_episode_after_a_failure_starts_too() -> None:
+    class Failing(Counting):
+        def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
+            if self.episode == 2 and self.time == 1:
+                raise OSError("broken")
+            return super().step(action)
+
+    EVENTS.clear()
+    made = trainer(env=Failing, callbacks=StartingAndStepping, rollout_fragment_length=4)
+    made.train()
+    made.stop()
+    own = [event[1:] for event in EVENTS if event[0] == 0]
+    broken = own.index(("step", (2.0, 1.0), 1))
+    assert own[broken + 1] == ("start", (0.0, 0.0), 0)  # of the new environment
+
+
+def test_callbacks_of_evaluation() -> None:
+    events: list[Any] = []
+
+    class Evaluating(Callbacks):
+        def on_evaluate_start(self, *, trainer: Any) -> None:
+            events.append(("start", trainer.evaluation.num_begun))
+
+        def on_evaluate_end(self, *, trainer: Any, evaluation: dict[str, Any]) -> None:
+            events.append(("end", evaluation["num_evaluations"]))
+            evaluation["seen"] = True
+
+        def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
+            events.append(("result", "seen" in result["evaluation"]))
+
+    made = trainer(env=Numbered, callbacks=Evaluating, evaluation_interval=2, evaluation_duration=1)
+    for _ in range(3):
+        made.train()
+    made.stop()
+    assert events == [
+        ("result", False),
+        *[("start", 0), ("end", 1), ("result", True)],
+        ("result", False),
+    ]
+
+
 def test_new_episode_begins_after_an_environment_fails() -> None:
     class Failing(Numbered):
         def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict[str, Any]]:
@@ -443,7 +561,7 @@ def test_wrong_callbacks_are_refused(value: Any, said: str) -> None:
 
 
 class OfRLlib(Callbacks):
-    def on_episode_start(self, **kwargs: Any) -> None:
+    def on_algorithm_init(self, **kwargs: Any) -> None:
         raise AssertionError
 
 
@@ -454,8 +572,9 @@ class Inheriting(OfRLlib):
 @pytest.mark.parametrize("callbacks", [OfRLlib, Inheriting, f"{__name__}:OfRLlib"])
 def test_method_that_is_not_called_is_refused(callbacks: Any) -> None:
     said = (
-        "has the method 'on_episode_start', which polopt does not call. "
-        "Allowed: 'on_episode_step', 'on_episode_end', 'on_sample_end', 'on_train_result'"
+        "has the method 'on_algorithm_init', which polopt does not call. "
+        "Allowed: 'on_episode_start', 'on_episode_step', 'on_episode_end', 'on_sample_end', "
+        "'on_evaluate_start', 'on_evaluate_end', 'on_train_result'"
     )
     with pytest.raises(ConfigError, match=said):
         PolicyOptimizerTrainer({**SMALL, "callbacks": callbacks})
