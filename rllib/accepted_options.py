@@ -92,8 +92,10 @@ _SILENT: Mapping[str, tuple[Any, ...]] = {
     "local_tf_session_args": ({},),
 }
 #: RLlib's classes that sample as polopt does.
-_RUNNERS = ("EnvRunner", "SingleAgentEnvRunner", "MultiAgentEnvRunner", "RolloutWorker")
-_RUNNERS += ("WorkerView",)  # the name of these classes in `polopt.rllib`
+_RUNNERS = (
+    *("EnvRunner", "SingleAgentEnvRunner", "MultiAgentEnvRunner", "RolloutWorker"),
+    "WorkerView",  # the name of these classes in `polopt.rllib`
+)
 #: Options that `resolve_accepted` translates, because their meaning depends on other options.
 _OF_MODEL = ("vf_share_layers", "max_seq_len")
 _OF_CRITICS = ("Q_model", "q_model_config", "policy_model", "policy_model_config")
@@ -174,6 +176,10 @@ def resolve_accepted(options: dict[str, Any], known: Mapping[str, Any], where: s
         ConfigError: the actor and the critics of SAC have different networks.
     """
     _resolve_epsilon(options, known)
+    if "epsilon" in known and isinstance(options.get("model"), Mapping):
+        model = dict(options["model"])  # in RLlib 2.9 to 2.30, `epsilon` of DQN is in `model`
+        options |= {"epsilon": model.pop("epsilon")} if "epsilon" in model else {}
+        options["model"] = model
     critics = {key: options.pop(key) for key in _OF_CRITICS if key in options}
     models = [dict(value) for value in critics.values() if value]
     if models:

@@ -83,6 +83,11 @@ def test_option_that_changes_nothing_is_accepted(
         ),
         (
             DQNConfig,
+            {"model": {"epsilon": [(0, 1.0), (7, 0.1)], "fcnet_hiddens": [9]}},
+            {"epsilon": [(0, 1.0), (7, 0.1)], "model": {"fcnet_hiddens": [9]}},
+        ),
+        (
+            DQNConfig,
             {"initial_epsilon": 0.5, "final_epsilon": 0.1, "epsilon_timesteps": 30},
             {"epsilon": [[0, 0.5], [30, 0.1]]},
         ),
