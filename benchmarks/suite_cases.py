@@ -58,7 +58,28 @@ _PPO_ON_BREAKOUT = (
     Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 3.0),
 )
 
+#: The goals of whole loops beside the fastest peers, with one and with two cores.
+_LOOPS = {
+    "sac": ("SAC", 1.2, 1.5),
+    "td3": ("TD3", 1.2, 1.5),
+    "crossq": ("CrossQ", 1.2, 1.5),
+    "dqn": ("DQN", 2.0, 2.0),
+}
+
 CASES = (
+    *(
+        Case(
+            f"loop-{name}-{cores}",
+            f"SyncReplay, {title}, 256x256, one process with {cores.replace('-', ' ')}",
+            f"loop-{name}-{cores}",
+            (
+                Opponent("sbx", (f"loop-{name}-{cores}",), goals[cores == "two-cores"]),
+                Opponent("sb3", (f"loop-{name}-{cores}",), goals[cores == "two-cores"]),
+            ),
+        )
+        for name, (title, *goals) in _LOOPS.items()
+        for cores in ("one-core", "two-cores")
+    ),
     Case(
         "a3c",
         "AsyncGradients, 2 x 8 environments x 20 steps",

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import threadpoolctl
 import torch
 
+_limit = 1
+
 
 def limit_threads(count: int) -> None:
-    """Sets the number of threads of torch and of NumPy's BLAS in this process.
+    """Sets the number of threads in which this process computes.
 
-    By default, every process starts one thread per core. Several such processes would oversubscribe
-    the cores, especially because idle BLAS threads spin.
+    By default, torch and NumPy's BLAS start one thread per core in every process. Several such
+    processes would oversubscribe the cores, especially because idle BLAS threads spin. So BLAS gets
+    one thread. It would gain little from a second one, because the products of small networks are
+    short. `polopt.policies.fast_cpu` computes several such products at the same time instead.
 
     Args:
         count: the number of threads, at least 1.
     """
+    global _limit
+    _limit = count
     torch.set_num_threads(count)
-    threadpoolctl.threadpool_limits(count, user_api="blas")
+    threadpoolctl.threadpool_limits(1, user_api="blas")
+
+
+def thread_limit() -> int:
+    """Returns the number of threads from `limit_threads`, or 1 if nobody has set it."""
+    return _limit
+
+
+@contextmanager
+def one_torch_thread() -> Iterator[None]:
+    """A context in which torch computes in one thread."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def blas_threads() -> int:

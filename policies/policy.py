@@ -19,6 +19,7 @@ from polopt.common.compression import PackedGradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
+from polopt.common.threads import one_torch_thread
 from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.metrics.number import Number, declared
@@ -98,8 +99,9 @@ class Policy(ActingPolicy, Checks):
         # Random initial weights depend only on `seed`, and the states of torch's global generators
         # do not change. `torch.manual_seed` would also change the states of the generators on the
         # GPUs. Without `fork_rng`, all processes would continue with the same generator state,
-        # because their policies have the same `seed`.
-        with torch.random.fork_rng(devices=[]):
+        # because their policies have the same `seed`. The orthogonal weights of torch depend on the
+        # number of threads in their last digits, so they are made in one thread.
+        with torch.random.fork_rng(devices=[]), one_torch_thread():
             torch.default_generator.manual_seed(seed)
             self.segments = self.make_segments()
         for segment in self.segments.values():

@@ -142,6 +142,18 @@ class SlimFC(nn.Module):
         return outputs
 
 
+class AppendBiasLayer(nn.Module):
+    """Appends parameters that do not depend on the inputs, such as log standard deviations."""
+
+    def __init__(self, num_bias_vars: int) -> None:
+        super().__init__()
+        self.log_std = nn.Parameter(torch.zeros(num_bias_vars))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Returns `[B, F + num_bias_vars]` for inputs `[B, F]`."""
+        return torch.cat([x, self.log_std.expand(len(x), -1)], dim=1)
+
+
 def normc_initializer(std: float = 1.0) -> Callable[[Tensor], None]:
     """Returns a function that draws weights whose rows have the norm `std`."""
 

@@ -62,8 +62,8 @@ _AGENTS = {
 _CALLBACKS = {
     "DefaultCallbacks": "user_callbacks:DefaultCallbacks",
     "RLlibCallback": "user_callbacks:RLlibCallback",
-    "MultiCallbacks": "script_utils:make_multi_callbacks",
-    "make_multi_callbacks": "script_utils:make_multi_callbacks",
+    "MultiCallbacks": "user_callbacks:MultiCallbacks",
+    "make_multi_callbacks": "user_callbacks:make_multi_callbacks",
 }
 _CONFIG = {
     "AlgorithmConfig": "algorithm_config:AlgorithmConfig",
@@ -105,6 +105,7 @@ _MODELS = {
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
     "TFModelV2": "custom_models:TFModelV2",
+    "AppendBiasLayer": "custom_models:AppendBiasLayer",
 }
 _POLICIES = {
     "Policy": "views:PolicyView",

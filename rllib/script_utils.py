@@ -331,11 +331,6 @@ def with_common_config(extra: Mapping[str, Any]) -> dict[str, Any]:
     return merge_dicts(COMMON_CONFIG, extra)
 
 
-def make_multi_callbacks(classes: Any) -> list[Any]:
-    """Returns the list of classes of callbacks, which polopt takes as it is."""
-    return list(classes)
-
-
 # ---- example scripts ----------------------------------------------------------------------------
 
 

@@ -178,6 +178,15 @@ DefaultCallbacks = RLlibCallback
 _numbers = itertools.count()
 
 
+def make_multi_callbacks(callback_class_list: Sequence[Any]) -> list[Any]:
+    """Returns callbacks that call several classes, for the option `callbacks`."""
+    return list(callback_class_list)
+
+
+#: The name of `make_multi_callbacks` in RLlib 1.
+MultiCallbacks = make_multi_callbacks
+
+
 class CallbackEpisode:
     """An episode for callbacks, with the attribute names of RLlib's episodes. The episode has ended
     or is still running.

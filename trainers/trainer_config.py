@@ -72,7 +72,8 @@ class TrainerConfig(Config):
         min_time_s_per_iteration: the minimum duration of one training iteration, in seconds. With a
             value above 0, the number of environment steps in an iteration depends on the speed of
             the machine.
-        num_cpus_for_driver: the number of Ray CPUs that the driver reserves.
+        num_cpus_for_driver: the number of Ray CPUs that the driver reserves. The learner uses as
+            many threads.
         num_gpus: the number of Ray GPUs that the driver reserves. With a value above 0, the
             driver's policy is on CUDA.
         evaluation_interval: the number of training iterations between two evaluations of the

@@ -19,7 +19,11 @@ class FastCPU(AddOn):
         if method == "backward":
             from polopt.policies.fast_cpu.closed_forms import gradient_of
 
-            for module in ("numpy_q", "numpy_sac"):  # these modules register closed forms
+            for module in (
+                "numpy_q",
+                "numpy_sac",
+                "numpy_td3",
+            ):  # these modules register closed forms
                 import_module(f"polopt.policies.fast_cpu.{module}")
             return gradient_of(policy, off)
         if off:

@@ -18,9 +18,9 @@ from polopt.policies.networks.actor_critics import MaskedNetwork, MLPNetwork
 from polopt.policies.networks.backend import Backend, Rows
 from polopt.policies.networks.network import Network
 
-#: Largest number of parameters of a network that learns in NumPy. In a larger network, the
-#: arithmetic takes most of the time, and torch may use several threads for the arithmetic.
-MAX_PARAMETERS = 100_000
+#: Largest number of parameters of a network that learns in NumPy. NumPy was faster up to this size
+#: (docs/performance.md). For a larger network, torch may use more threads than NumPy.
+MAX_PARAMETERS = 2_000_000
 #: Why a policy learns in torch.
 UNSUPPORTED = "NumPy does not support the network"
 #: The modules of the networks that NumPy supports.
@@ -46,12 +46,7 @@ def why_not_small(*networks: nn.Module) -> str:
     sizes = (sum(p.numel() for p in network.parameters()) for network in networks)
     if max(sizes) > MAX_PARAMETERS:
         return f"the network has more than {MAX_PARAMETERS:,} parameters"
-    return why_not_threads()
-
-
-def why_not_threads() -> str:
-    """Why NumPy is not used for learning, if BLAS has more than one thread. The idle threads of
-    BLAS would use processor time."""
+    # The idle threads of BLAS would use processor time.
     return "BLAS has several threads" if blas_threads() != 1 else ""
 
 

@@ -21,6 +21,7 @@ class NumpyMasked:
 
     def __init__(self, inner: Any, network: MaskedNetwork) -> None:
         self._inner = inner
+        self.work = inner.work
         self._place, self._seen = network.place, network.seen
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:

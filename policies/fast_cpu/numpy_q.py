@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_for
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
 from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
+from polopt.policies.fast_cpu.side_by_side import side_by_side
 from polopt.policies.networks.actor_critics import MaskedNetwork
 from polopt.policies.networks.q_network import QNetwork
 
@@ -26,6 +28,7 @@ class NumpyQNetwork:
 
     def __init__(self, network: QNetwork) -> None:
         self._mlp = NumpyMLP(network.network)  # type: ignore[arg-type]
+        self.work = self._mlp.work
         self._dueling = network.dueling
         size: Any = network.network.policy_head.out_features  # type: ignore[union-attr]
         # A product with one of these vectors is faster than a sum or mean over the second axis.
@@ -106,8 +109,11 @@ def dqn(
         the statistics of `loss`, and the absolute TD errors `[B]`.
     """
     count = len(rows.rewards)
-    targets = dqn_targets(policy, online, target, rows)
-    q, done = online.forward(rows.obs)
+    targets, (q, done) = side_by_side(
+        count * online.work,
+        partial(dqn_targets, policy, online, target, rows),
+        partial(online.forward, rows.obs),
+    )
     places = np.arange(count), rows.actions
     values = q[places]
     errors = values - targets
@@ -137,12 +143,20 @@ def dqn_targets(
         best = q.max(axis=1)
     if policy.mask is not None:  # an observation that allows no action has the value 0
         best = np.where(best > 0.5 * MASKED_LOGIT, best, np.float32(0.0))
-    following = rows.discounts * best
-    if not np.isfinite(np.add.reduce(following)):
-        # If the discount is 0, the next observation is meaningless, and its value may be NaN.
-        following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
-    targets: np.ndarray = rows.rewards + following
+    targets: np.ndarray = rows.rewards + discounted(rows, best)
     return targets
+
+
+def discounted(rows: Any, values: np.ndarray) -> np.ndarray:
+    """The discounted values of the next observations `[B]`.
+
+    If the discount of a row is 0, its next observation is meaningless, and its value may be NaN.
+    The result is then 0.
+    """
+    following: np.ndarray = rows.discounts * values
+    if not np.isfinite(np.add.reduce(following)):
+        following = np.where(rows.discounts > 0.0, following, np.float32(0.0))
+    return following
 
 
 def value_stats_of(errors: np.ndarray, targets: np.ndarray) -> dict[str, float]:

@@ -9,14 +9,16 @@ of all rows.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
-from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_threads
-from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, value_layers
-from polopt.policies.fast_cpu.numpy_q import value_stats_of
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
+from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, flat_rows, value_layers
+from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
+from polopt.policies.fast_cpu.side_by_side import side_by_side
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -40,15 +42,25 @@ class _Sample(NamedTuple):
     log_prob: np.ndarray  # [B]
 
 
+class _Values(NamedTuple):
+    """Q-values of one critic, and of its target critic."""
+
+    targets: np.ndarray  # [B] of the next observations, from the target critic
+    of_stored: list[np.ndarray]  # activations for the stored actions
+    of_new: list[np.ndarray]  # activations for new actions
+
+
 def _layers(policy: Any) -> tuple[SACLayers] | str:
     """The layers of the networks of a `SACPolicy`, or why the policy learns in torch."""
     segments = policy.segments
     targets = segments.get("target_critics", segments["critics"])
     both: list[Any] = [part.module.networks for part in (segments["critics"], targets)]
-    if not all(is_supported(network) for network in [policy.model, *both[0], *both[1]]):
+    networks = [policy.model, *both[0], *both[1]]
+    if not all(is_supported(network) for network in networks):
         return UNSUPPORTED
     critics, target_critics = ([value_layers(network) for network in part] for part in both)
-    return why_not_threads() or (SACLayers(acting_layers(policy.model), critics, target_critics),)
+    layers = SACLayers(acting_layers(policy.model), critics, target_critics)
+    return why_not_small(*networks) or (layers,)
 
 
 @closed_form_of(
@@ -72,28 +84,51 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
     count = len(rows.rewards)
     log_alpha = policy.log_alpha.detach().numpy()
     alpha = np.float32(np.exp(log_alpha[0]))
-    obs, next_obs = (_flat(part) for part in (rows.obs, rows.next_obs))
+    obs, next_obs = flat_rows(rows.obs), flat_rows(rows.next_obs)
 
-    following = _sampled(policy, layers.actor, next_obs)
-    inputs = np.concatenate([next_obs, following.actions], axis=1)
-    best = np.minimum(*(critic(inputs)[:, 0] for critic in layers.target_critics))
-    values = rows.discounts * (best - alpha * following.log_prob)
-    if not np.isfinite(np.add.reduce(values)):
-        # If the discount is 0, the next observation is meaningless, and its value may be NaN.
-        values = np.where(rows.discounts > 0.0, values, np.float32(0.0))
-    targets = rows.rewards + values
+    noise = [_noise(policy, layers.actor, count) for _ in range(2)]
+    following, sample = side_by_side(
+        count * layers.actor.work,
+        partial(_sampled, policy, layers.actor, next_obs, noise[0]),
+        partial(_sampled, policy, layers.actor, obs, noise[1]),
+    )
 
+    # Each of the two pieces has the work of one critic.
+    next_inputs = np.concatenate([next_obs, following.actions], axis=1)
     inputs = np.concatenate([obs, np.tanh(rows.actions)], axis=1)
-    errors, vf_loss = [], 0.0
-    for critic in layers.critics:
-        done = critic.forward(inputs)
-        errors.append(done[-1][:, 0] - targets)
-        weighted = rows.weights * errors[-1]
-        vf_loss += 0.5 * float(np.dot(weighted, errors[-1])) / count
-        critic.backward(done, (weighted / np.float32(count))[:, None], needed=False)
+    new_inputs = np.concatenate([obs, sample.actions], axis=1)
+    critics = layers.critics
+    work = 3 * count * critics[0].work
+    first, second = side_by_side(
+        work,
+        *(
+            partial(_values, target, critic, next_inputs, inputs, new_inputs)
+            for target, critic in zip(layers.target_critics, critics, strict=True)
+        ),
+    )
+    soft = np.minimum(first.targets, second.targets) - alpha * following.log_prob
+    targets = rows.rewards + discounted(rows, soft)
+    first_is_worst = first.of_new[-1][:, 0] <= second.of_new[-1][:, 0]
+    by_actions = np.empty_like(sample.actions)
 
-    sample = _sampled(policy, layers.actor, obs)
-    worst, by_actions = _worst_values(layers.critics, obs, sample.actions)
+    def learn(critic: Layers, values: _Values, is_worst: np.ndarray) -> tuple[np.ndarray, float]:
+        """Adds the gradient of the loss of a critic. Computes the gradients of its Q-values with
+        respect to new actions in the rows in which its Q-value is the smaller one."""
+        errors = values.of_stored[-1][:, 0] - targets
+        weighted = rows.weights * errors
+        critic.backward(values.of_stored, (weighted / np.float32(count))[:, None], needed=False)
+        places = np.flatnonzero(is_worst)
+        own = [part[places] for part in values.of_new]
+        by_inputs = critic.backward(own, np.ones((len(places), 1), np.float32), True, learn=False)
+        by_actions[places] = by_inputs[:, obs.shape[1] :]
+        return errors, 0.5 * float(np.dot(weighted, errors)) / count
+
+    (errors, loss), (other_errors, other_loss) = side_by_side(
+        work,
+        partial(learn, critics[0], first, first_is_worst),
+        partial(learn, critics[1], second, ~first_is_worst),
+    )
+    vf_loss = loss + other_loss
     # `by_raw` is the gradient of the actor's loss with respect to the actions before tanh. It is
     # also the gradient with respect to the means. `by_log_std` is the gradient with respect to the
     # log standard deviations.
@@ -108,25 +143,28 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
     log_prob = float(np.add.reduce(sample.log_prob)) / count
     if policy.target_entropy is not None:
         policy.log_alpha.grad -= log_prob + policy.target_entropy
+    worst = np.minimum(first.of_new[-1][:, 0], second.of_new[-1][:, 0])
     policy_loss = float(alpha) * log_prob - float(np.add.reduce(worst)) / count
     stats = {"vf_loss": vf_loss, "policy_loss": policy_loss, "entropy": -log_prob}
     stats |= {"total_loss": vf_loss + policy_loss, "alpha_value": float(alpha)}
-    mean_errors = 0.5 * (errors[0] + errors[1])
-    absolute = 0.5 * (np.abs(errors[0]) + np.abs(errors[1]))
+    mean_errors = 0.5 * (errors + other_errors)
+    absolute = 0.5 * (np.abs(errors) + np.abs(other_errors))
     return stats | value_stats_of(mean_errors, targets), absolute
 
 
-def _flat(obs: np.ndarray) -> np.ndarray:
-    return obs.reshape(len(obs), math.prod(obs.shape[1:])).astype(np.float32, copy=False)
+def _noise(policy: Any, actor: Layers, count: int) -> np.ndarray:
+    """The noise `[B, A]` that `SACPolicy.sampled` would draw next."""
+    size = len(actor.weights[-1]) // 2
+    noise: np.ndarray = policy.shuffle.standard_normal((count, size), dtype=np.float32)
+    return noise
 
 
-def _sampled(policy: Any, actor: Layers, obs: np.ndarray) -> _Sample:
-    """Does the same as `SACPolicy.sampled` in NumPy, with the same noise."""
+def _sampled(policy: Any, actor: Layers, obs: np.ndarray, noise: np.ndarray) -> _Sample:
+    """Does the same as `SACPolicy.sampled` in NumPy, with this noise `[B, A]`."""
     done = actor.forward(obs)
     size = done[-1].shape[1] // 2
     mean, raw_log_std = done[-1][:, :size], done[-1][:, size:]
     log_std = np.clip(raw_log_std, *policy.log_std_bounds)
-    noise = policy.shuffle.standard_normal(mean.shape, dtype=np.float32)
     deviation = np.exp(log_std) * noise
     raw = mean + deviation
     # log(1 - tanh(u)^2) = 2 (log 2 - u - softplus(-2u)), which does not overflow.
@@ -136,22 +174,12 @@ def _sampled(policy: Any, actor: Layers, obs: np.ndarray) -> _Sample:
     return _Sample(done, raw_log_std, deviation, np.tanh(raw), log_prob)
 
 
-def _worst_values(
-    critics: list[Layers], obs: np.ndarray, actions: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """The smaller of the Q-values of the two critics in each row `[B]`, and the gradients of these
-    smaller Q-values with respect to the actions `[B, A]`."""
-    inputs = np.concatenate([obs, actions], axis=1)
-    both = [critic.forward(inputs) for critic in critics]
-    first, second = (done[-1][:, 0] for done in both)
-    by_actions = np.empty_like(actions)
-    for critic, done, places in zip(
-        critics,
-        both,
-        (np.flatnonzero(first <= second), np.flatnonzero(first > second)),
-        strict=True,
-    ):
-        own = [part[places] for part in done]
-        by_inputs = critic.backward(own, np.ones((len(places), 1), np.float32), True, learn=False)
-        by_actions[places] = by_inputs[:, obs.shape[1] :]
-    return np.minimum(first, second), by_actions
+def _values(
+    target: Layers,
+    critic: Layers,
+    next_inputs: np.ndarray,
+    inputs: np.ndarray,
+    new_inputs: np.ndarray,
+) -> _Values:
+    """Q-values of a critic and of its target critic, for observations with actions `[B, ...]`."""
+    return _Values(target(next_inputs)[:, 0], critic.forward(inputs), critic.forward(new_inputs))

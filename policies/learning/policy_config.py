@@ -30,10 +30,9 @@ class PolicyConfig(Config):
         fast_cpu: whether to use faster code that gives the same results up to rounding. With True,
             multi-layer perceptrons on the CPU act in NumPy if they have tanh or ReLU, no LSTM and
             no layer normalisation. They also learn in NumPy if BLAS has one thread, the policy has
-            a closed form of its loss gradients, and the network has at most 100,000 parameters. For
-            SAC, the size does not matter. Environments that are stepped one after another also
-            have faster code. With False, networks use torch, and environments use `SyncVectorEnv`
-            of Gymnasium.
+            a closed form of its loss gradients, and the network has at most 2,000,000 parameters.
+            Environments that are stepped one after another also have faster code. With False,
+            networks use torch, and environments use `SyncVectorEnv` of Gymnasium.
         normalize_actions: whether to map actions of the policy from [-1, 1] to the bounds of a Box.
             -1 becomes the lower bound, and 1 becomes the upper bound. Dimensions without two finite
             bounds are not mapped. The option has no effect on other spaces, together with

@@ -20,6 +20,11 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+#: The number of cores of a case such as `loop-sac-one-core`. Other cases use the cores that they
+#: have.
+CORES = 1 if any(word.endswith("-one-core") for word in sys.argv) else 2
+if CORES == 1:  # before a library starts threads
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 #: Mean return over `EPISODES` episodes at which a task counts as solved.
 GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}

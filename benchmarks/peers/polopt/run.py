@@ -35,6 +35,8 @@ Hyper-parameters that affect speed are the same as in each peer's script:
   ale-py's vector environment. Fragments have 20 and 128 steps.
 - `impala`, `appo`: 512 rows per batch, 2 x 8 environments, 32 steps, and the presets' lag bound.
   APPO has one epoch, as in RLlib and Sample Factory.
+- `loop-*`: whole training loops in one process, with the settings of `peers/sb3/run.py`.
+  `-one-core`: the process has one core. `-two-cores`: `num_cpus_for_driver` is 2.
 - `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
   the second worker's environments takes 1 ms longer.
 """
@@ -134,6 +136,35 @@ DECOUPLED_PPO: dict[str, Any] = {
     "max_rollout_lag": 2,
     "max_requests_in_flight_per_worker": 2,
 }
+LOOP: dict[str, Any] = {
+    "num_workers": 0,
+    "learning_starts": 1000,
+    "model": {"fcnet_hiddens": [256, 256]},
+    "min_sample_timesteps_per_iteration": 50,
+}
+LOOPS: dict[str, dict[str, Any]] = {
+    "dqn": {
+        "env": "CartPole-v1",
+        "optimizer": "sync_replay",
+        "policy": "dqn",
+        "train_batch_size": 128,
+        "training_intensity": 32.0,
+        "rollout_fragment_length": 4,
+        "dueling": False,
+        "double_q": False,
+    },
+    **{
+        name: {
+            "env": "HalfCheetah-v5",
+            "optimizer": "sync_replay",
+            "policy": name,
+            "train_batch_size": 256,
+            "training_intensity": 256.0,
+            "rollout_fragment_length": 1,
+        }
+        for name in ("sac", "td3", "crossq")
+    },
+}
 ASYNC_SAMPLES = {"optimizer": "async_samples", "policy": "a2c", "num_envs_per_worker": 8}
 TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "a3c": ("A3C", CARTPOLE),
@@ -164,6 +195,12 @@ TRAINING: dict[str, tuple[str, dict[str, Any]]] = {
     "pong-a3c": ("A3C", {**PONG, "grads_per_step": 20}),  # a round takes seconds
     "pong-ppo": ("SyncPPO", {**PONG, **PPO}),
 }
+for name, options in LOOPS.items():
+    for count, cores in ((1, "one-core"), (2, "two-cores")):
+        TRAINING[f"loop-{name}-{cores}"] = (
+            "PolicyOptimizerTrainer",
+            {**CARTPOLE, **LOOP, **options, "num_cpus_for_driver": count},
+        )
 for workers, suffix in ((0, ""), (1, "-beside")):
     preset, options = TRAINING["ppo-halfcheetah"]
     TRAINING[f"ppo-halfcheetah-evaluated{suffix}"] = (

@@ -18,6 +18,9 @@ units. torch has one thread, and Gymnasium's checker is off.
   HalfCheetah-v4. RL Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's
   hyper-parameters for Atari and the CNN of MinAtar's paper. DQN on Breakout has the settings of
   `breakout_dqn` in `benchmarks/results.py`. CrossQ has the defaults of sb3-contrib.
+- `loop-*`: whole training loops with 256x256 units and one environment. SAC, TD3 and CrossQ make an
+  update of 256 rows for each step of HalfCheetah-v5. DQN makes an update of 128 rows for 4 steps of
+  CartPole-v1. `-one-core`: the process has one core. `-two-cores`: torch has two threads.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. PPO learns for
   100,000 steps with a decreasing learning rate and clip range.
 """
@@ -38,6 +41,7 @@ import measuring  # first: it starts the clock of start-up
 import gymnasium
 import numpy as np
 import torch
+from sb3_contrib import CrossQ
 from stable_baselines3 import A2C, DQN, PPO, SAC, TD3
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
@@ -148,6 +152,46 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
     model.learn(FOREVER, callback=Ticks(clock))
     envs.close()
     return clock.result()
+
+
+#: Arguments of the cases `loop-*`, by algorithm.
+LOOPS: dict[str, dict[str, Any]] = {
+    "dqn": {"batch_size": 128, "train_freq": 4, "gradient_steps": 1},
+    **{
+        name: {"batch_size": 256, "train_freq": 1, "gradient_steps": 1}
+        for name in ("sac", "td3", "crossq")
+    },
+}
+LOOP_CASES = tuple(f"loop-{name}-{cores}" for name in LOOPS for cores in ("one-core", "two-cores"))
+
+
+def loop_of(args: argparse.Namespace, classes: dict[str, Any]) -> dict[str, Any]:
+    """Measures the environment steps per second of a whole training loop.
+
+    Args:
+        args: the case is one of `LOOP_CASES`.
+        classes: the classes of the algorithms by name.
+    """
+    name = args.case.split("-")[1]
+    envs = make_envs("CartPole-v1" if name == "dqn" else ENVS["halfcheetah"], 1, args.seed)
+    model = classes[name](
+        "MlpPolicy",
+        envs,
+        policy_kwargs={"net_arch": [256, 256]},
+        learning_starts=1000,
+        seed=args.seed,
+        **LOOPS[name],
+    )
+    clock = measuring.RateClock(args.seconds)
+    model.learn(FOREVER, callback=Ticks(clock))
+    envs.close()
+    return clock.result()
+
+
+def loop(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures one of `LOOP_CASES`."""
+    torch.set_num_threads(measuring.CORES)
+    return loop_of(args, {"dqn": DQN, "sac": SAC, "td3": TD3, "crossq": CrossQ})
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
@@ -417,6 +461,7 @@ RATES = (
 )
 CASES = {
     **dict.fromkeys(RATES, train),
+    **dict.fromkeys(LOOP_CASES, loop),
     **dict.fromkeys(RESULTS, reach_budget),
     "learn-ppo": learn,
     "learn-a2c": learn,

@@ -29,7 +29,7 @@ from polopt.rllib import (
     TFModelV2,
     TorchModelV2,
 )
-from polopt.rllib.custom_models import Network, as_network, normc_initializer
+from polopt.rllib.custom_models import AppendBiasLayer, Network, as_network, normc_initializer
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -231,6 +231,15 @@ def test_networks_that_polopt_cannot_use_are_refused() -> None:
     for method in ("register_custom_action_dist", "register_custom_preprocessor"):
         with pytest.raises(ConfigError, match=f"{method}.*Instead, "):
             getattr(ModelCatalog, method)("name", Custom)
+
+
+def test_bias_layer_appends_parameters() -> None:
+    layer = AppendBiasLayer(2)
+    out = layer(torch.ones(3, 1))
+    assert out.tolist() == [[1.0, 0.0, 0.0]] * 3
+    out.sum().backward()
+    assert layer.log_std.grad is not None
+    assert layer.log_std.grad.tolist() == [3.0, 3.0]
 
 
 def test_rows_of_normc_weights_have_the_given_norm() -> None:

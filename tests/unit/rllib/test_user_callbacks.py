@@ -12,7 +12,11 @@ import pytest
 from polopt import rllib
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
-from polopt.rllib.user_callbacks import RLlibCallback, as_polopt_callbacks
+from polopt.rllib.user_callbacks import (
+    RLlibCallback,
+    as_polopt_callbacks,
+    make_multi_callbacks,
+)
 
 SEEN: list[Any] = []
 
@@ -232,7 +236,7 @@ def test_several_classes_are_called_in_turn() -> None:
         def on_train_result(self, *, result: Any, **kwargs: Any) -> None:
             result.setdefault("order", []).append("second")
 
-    callbacks: Any = as_polopt_callbacks([First, Second])()
+    callbacks: Any = as_polopt_callbacks(make_multi_callbacks((First, Second)))()
     result: dict[str, Any] = {}
     callbacks.on_train_result(trainer=None, result=result)
     assert result["order"] == ["first", "second"]

@@ -15,6 +15,7 @@ import ray
 from fakes import pid_of
 from ray import cloudpickle
 from toy_shards import Shard, Shards, add_rows, count, make_rows
+from waiting import wait_until
 
 from polopt.rollouts.transport import socket_channel
 from polopt.rollouts.transport.ray_channel import RayTransport
@@ -51,7 +52,7 @@ def shards(of_transport: dict[str, Shards], request: pytest.FixtureRequest) -> S
     found = of_transport[request.param]
     kind = SocketTransport if request.param == "socket" else RayTransport
     assert type(found.transport) is kind
-    found.up()
+    wait_until(lambda: len(found.up()) == 3)  # an earlier test may have killed one
     return found
 
 

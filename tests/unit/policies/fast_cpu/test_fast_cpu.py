@@ -334,7 +334,7 @@ def test_threads_of_another_library_do_not_count() -> None:
 
 def test_large_networks_learn_through_torch() -> None:
     env = FakeEnv(*MODELS["default"][:2])
-    assert uses_torch(make_policy("a2c", env, model={"fcnet_hiddens": [512, 512]}))
+    assert uses_torch(make_policy("a2c", env, model={"fcnet_hiddens": [1024, 1024]}))
 
 
 def test_own_network_acts_and_learns_through_torch() -> None:

@@ -29,7 +29,9 @@ def policy_of(name: str, cls: Any = None, **options: Any) -> Any:
     """A small policy. `cls` is the class itself, or a subclass of the class with this name."""
     cls = cls or CLASSES[name]
     like = replay_policy(name) if issubclass(cls, ReplayPolicy) else small_policy(name)
-    config = like.config.model_copy(update=options)
+    # So each update is one in which the actor learns.
+    delays = {"policy_delay": 1} if "policy_delay" in type(like.config).model_fields else {}
+    config = like.config.model_copy(update={**delays, **options})
     return cls(like.encoder.space, like.action_space, config)
 
 
@@ -131,9 +133,9 @@ def test_repr_says_why_a_policy_learns_with_torch() -> None:
     for made in (small_policy("ppo", fast_cpu=False), replay_policy("dqn", fast_cpu=False)):
         assert made.learns_with == "torch (fast_cpu is False)"
     assert replay_policy("crossq").learns_with.startswith("torch (CrossQPolicy changes ")
-    assert replay_policy("td3").learns_with == "torch (its loss has no closed form)"
-    large = small_policy("ppo", model={"fcnet_hiddens": [400, 400]})
-    assert large.learns_with == "torch (the network has more than 100,000 parameters)"
+    assert replay_policy("td3").learns_with == "NumPy"
+    large = small_policy("ppo", model={"fcnet_hiddens": [1024, 1024]})
+    assert large.learns_with == "torch (the network has more than 2,000,000 parameters)"
     normed = small_policy("ppo", model={"layer_norm": True})
     assert normed.learns_with == "torch (NumPy does not support the network)"
 

@@ -117,6 +117,31 @@ def test_updates_of_sac_in_numpy_equal_updates_in_torch(target: Any) -> None:
     np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-3)
 
 
+@pytest.mark.parametrize("noise", [0.2, 1.0])
+def test_updates_of_td3_in_numpy_equal_updates_in_torch(noise: float) -> None:
+    """The noise of 1 exceeds its bound in many rows. The actor learns in every second update. The
+    next observations of rows that end an episode mean nothing."""
+    options = {"model": {"fcnet_hiddens": [9, 7]}, "target_noise": noise}
+    fast, slow = (shaken(replay_policy("td3", fast_cpu=fast, **options)) for fast in (True, False))
+    calls = forwards(fast)
+    for seed in range(6):
+        discounts = np.where(np.arange(48) % 3 == 0, 0.0, 0.9).astype(np.float32)
+        rows = transitions(fast, 48, seed, discounts=discounts)
+        rows.next_obs[::3] = np.nan
+        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
+        assert ("policy_loss" in stats) == bool(seed % 2)
+        np.testing.assert_allclose(errors, others, rtol=1e-3, atol=1e-4)
+        assert stats == pytest.approx(expected, rel=1e-3, abs=1e-4)
+        found, wanted = fast.flat.get_grads(), slow.flat.get_grads()
+        for name, part in fast.flat.trained.items():
+            limit = 1e-3 * float(np.abs(wanted[part]).max()) + 1e-6
+            np.testing.assert_allclose(found[part], wanted[part], atol=limit)
+            assert np.any(wanted[part]) == (name == "critics" or bool(seed % 2))
+    assert calls == []
+    assert fast.shuffle.bit_generator.state == slow.shuffle.bit_generator.state
+    np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-4)
+
+
 @pytest.mark.parametrize("name", ["sac", "td3"])
 def test_acting_in_numpy_and_in_torch_is_equal(name: str) -> None:
     fast, slow = (shaken(replay_policy(name, fast_cpu=fast)) for fast in (True, False))

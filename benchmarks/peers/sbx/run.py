@@ -1,0 +1,38 @@
+"""SBX: Stable-Baselines3's algorithms in JAX.
+
+    python benchmarks/peers/sbx/run.py CASE [--seconds 5] [--seed 0]
+
+SBX has the classes and options of Stable-Baselines3, so its cases `loop-*` have the same settings
+as in `peers/sb3/run.py`. JAX uses all cores of the process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
+
+import measuring  # first: it starts the clock of start-up
+
+# isort: split
+from sbx import DQN, SAC, TD3, CrossQ
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sb3"))
+
+import run as of_sb3  # the script of Stable-Baselines3
+
+
+def loop(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures the environment steps per second of a whole training loop."""
+    return of_sb3.loop_of(args, {"dqn": DQN, "sac": SAC, "td3": TD3, "crossq": CrossQ})
+
+
+if __name__ == "__main__":
+    measuring.main(
+        __doc__,
+        dict.fromkeys(of_sb3.LOOP_CASES, loop),
+        ("sbx-rl", "jax", "stable-baselines3", "gymnasium", "numpy"),
+    )

@@ -1,0 +1,68 @@
+"""`side_by_side`: runs independent pieces of a computation at the same time, in threads.
+
+NumPy releases Python's lock in products of matrices and in arithmetic on whole arrays, so threads
+use several cores. Each piece computes the same as without threads, with one BLAS thread. So the
+results are the same bit for bit, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Any
+
+import numpy as np
+
+from polopt.common.threads import thread_limit
+
+#: Pieces with fewer multiplications run one after another. The start of a piece in another thread
+#: takes about as long as a million multiplications.
+MIN_WORK = 4_000_000
+#: The threads, by their number. A process has one pool, because it has one learner.
+_POOLS: dict[int, ThreadPoolExecutor] = {}
+_HERE = threading.local()
+
+
+def side_by_side(work: int, *pieces: Callable[[], Any]) -> list[Any]:
+    """Calls the pieces, and returns their results in the order of the pieces.
+
+    The pieces run at the same time if this process may use several threads (`limit_threads`), and
+    if they are long enough. The calling thread runs the first
+    piece, and then each piece that no other thread has begun. So no thread waits for a piece while
+    the cores are busy with other programs.
+
+    Args:
+        work: number of multiplications in the products of one piece.
+        pieces: functions. None of them may depend on the effect of another one.
+    """
+    if work < MIN_WORK or (threads := thread_limit()) == 1 or _in_piece():
+        return [piece() for piece in pieces]
+    pool = _POOLS.get(threads)
+    if pool is None:
+        pool = _POOLS[threads] = ThreadPoolExecutor(threads - 1, "polopt-learner")
+    others = [pool.submit(_run, piece) for piece in pieces[1:]]
+    try:
+        results = [pieces[0]()]
+    finally:
+        left = [other.cancel() for other in others]
+        wait(other for other, mine in zip(others, left, strict=True) if not mine)
+    for piece, other, mine in zip(pieces[1:], others, left, strict=True):
+        results.append(piece() if mine else other.result())
+    return results
+
+
+def _in_piece() -> bool:
+    return getattr(_HERE, "in_piece", False)
+
+
+def _run(piece: Callable[[], Any]) -> Any:
+    """Runs a piece in a thread of the pool. NumPy's error state belongs to a thread."""
+    _HERE.in_piece = True
+    with np.errstate(all="ignore"):
+        return piece()
+
+
+# The threads of a process do not exist in a copy of the process.
+os.register_at_fork(after_in_child=_POOLS.clear)

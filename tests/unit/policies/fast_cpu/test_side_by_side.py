@@ -1,0 +1,202 @@
+"""Independent pieces of a gradient run in threads, and give the same weights bit for bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import threadpoolctl
+import torch
+from policy_helpers import make_batch, small_policy
+from replay_helpers import replay_policy, transitions
+
+from polopt.common import threads
+from polopt.policies.fast_cpu import side_by_side as module
+from polopt.policies.fast_cpu.side_by_side import MIN_WORK, side_by_side
+
+TIMEOUT_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def limits() -> Iterator[None]:
+    """The test may change the limits of threads of this process."""
+    before = threads._limit, torch.get_num_threads()
+    with threadpoolctl.threadpool_limits(1, user_api="blas"):
+        yield
+    threads._limit = before[0]
+    torch.set_num_threads(before[1])
+
+
+def names(*results: Any, work: int = MIN_WORK, meet: bool = False) -> list[tuple[Any, str]]:
+    """Runs a piece for each result. Each piece returns its result and the name of its thread. With
+    `meet`, each piece waits until all pieces have begun."""
+    barrier = threading.Barrier(len(results))
+
+    def piece(result: Any) -> tuple[Any, str]:
+        if meet:
+            barrier.wait(TIMEOUT_S)
+        return result, threading.current_thread().name
+
+    return side_by_side(work, *(lambda result=result: piece(result) for result in results))
+
+
+def test_pieces_run_at_the_same_time() -> None:
+    threads.limit_threads(2)
+    found = names("a", "b", meet=True)
+    assert [result for result, _ in found] == ["a", "b"]
+    assert found[0][1] == threading.current_thread().name
+    assert found[1][1].startswith("polopt-learner")
+
+
+@pytest.mark.parametrize(("limit", "work"), [(1, MIN_WORK), (2, MIN_WORK - 1)])
+def test_one_thread_or_short_pieces_need_no_other_thread(limit: int, work: int) -> None:
+    threads.limit_threads(limit)
+    here = threading.current_thread().name
+    assert names("a", "b", work=work) == [("a", here), ("b", here)]
+
+
+def test_thread_that_is_busy_is_not_waited_for() -> None:
+    threads.limit_threads(2)
+    names("a", "b", meet=True)
+    begun, leave = threading.Event(), threading.Event()
+
+    def busy() -> None:
+        begun.set()
+        assert leave.wait(TIMEOUT_S)
+
+    occupied = module._POOLS[2].submit(busy)
+    assert begun.wait(TIMEOUT_S)
+    here = threading.current_thread().name
+    assert names("a", "b", "c") == [("a", here), ("b", here), ("c", here)]
+    leave.set()
+    occupied.result(TIMEOUT_S)
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_error_of_a_piece_is_raised_when_no_piece_runs_any_more(place: int) -> None:
+    threads.limit_threads(2)
+    barrier, ended = threading.Barrier(2), []
+
+    def fails() -> None:
+        barrier.wait(TIMEOUT_S)
+        raise ValueError("of the piece")
+
+    def ends() -> None:
+        barrier.wait(TIMEOUT_S)
+        ended.append(True)
+
+    pieces = [ends, ends]
+    pieces[place] = fails
+    with pytest.raises(ValueError, match="of the piece"):
+        side_by_side(MIN_WORK, *pieces)
+    assert ended == [True]
+
+
+@pytest.mark.filterwarnings("error")
+def test_overflow_in_another_thread_gives_no_warning() -> None:
+    threads.limit_threads(2)
+    barrier = threading.Barrier(2)
+
+    def overflow() -> Any:
+        barrier.wait(TIMEOUT_S)
+        return np.float32([1e38]) * np.float32([1e38])
+
+    with np.errstate(all="ignore"):
+        found = side_by_side(MIN_WORK, overflow, overflow)
+    assert np.isinf(found).all()
+
+
+def test_piece_in_a_thread_has_no_threads_of_its_own() -> None:
+    threads.limit_threads(2)
+    outer = threading.Barrier(2)
+
+    def piece() -> list[str]:
+        outer.wait(TIMEOUT_S)
+        return [name for _, name in names("a", "b")]
+
+    _, inner = side_by_side(MIN_WORK, piece, piece)
+    assert len(set(inner)) == 1
+
+
+def test_forked_process_makes_its_own_threads() -> None:
+    threads.limit_threads(2)
+    names("a", "b", meet=True)
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        # A thread of the parent's pool would never run the piece.
+        try:
+            right = [result for result, _ in names("a", "b", meet=True)] == ["a", "b"]
+            os._exit(0 if right else 1)
+        except BaseException:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+class Begun(ThreadPoolExecutor):
+    """A pool in which a piece has begun when `submit` returns, so that its thread runs it."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.num_pieces = 0
+
+    def submit(self, run: Any, piece: Any) -> Any:  # type: ignore[override]
+        begun = threading.Event()
+
+        def noted() -> Any:
+            begun.set()
+            return run(piece)
+
+        future = super().submit(noted)
+        assert begun.wait(TIMEOUT_S)
+        self.num_pieces += 1
+        return future
+
+
+def weights_after(name: str, limit: int, **options: Any) -> tuple[np.ndarray, int]:
+    """The weights after three updates, and the number of pieces that other threads computed."""
+    threads.limit_threads(limit)
+    with Begun(3) as pool, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MIN_WORK", 0)
+        patch.setitem(module._POOLS, limit, pool)
+        if name in ("dqn", "sac", "td3"):
+            policy = replay_policy(name, **options)
+            rows: Any = transitions(policy, 200)
+        else:
+            policy = small_policy(name, **options)
+            rows = make_batch(policy, 200)
+        assert policy.learns_with == "NumPy"
+        for _ in range(3):
+            policy.learn_on_batch(rows)
+    return policy.flat.get_params(), pool.num_pieces
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo", "a2c", "appo"])
+def test_weights_do_not_depend_on_the_number_of_threads(name: str, shared: bool) -> None:
+    options = {"model": {"fcnet_hiddens": [48, 32], "vf_share_layers": shared}}
+    alone, num_pieces = weights_after(name, 1, **options)
+    assert num_pieces == 0
+    for limit in (2, 3):
+        found, num_pieces = weights_after(name, limit, **options)
+        assert num_pieces >= 3
+        np.testing.assert_array_equal(found, alone)
+
+
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_first_weights_do_not_depend_on_the_number_of_threads(name: str) -> None:
+    """torch makes orthogonal weights of this size with other rounding errors in two threads."""
+    made = []
+    for limit in (1, 2):
+        threads.limit_threads(limit)
+        options = {"model": {"fcnet_hiddens": [256, 256]}}
+        policy = replay_policy(name, **options) if name == "sac" else small_policy(name, **options)
+        assert torch.get_num_threads() == limit
+        made.append(policy.flat.get_params())
+    np.testing.assert_array_equal(*made)
