@@ -2,13 +2,37 @@
 
 from __future__ import annotations
 
+import contextvars
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from polopt.common.config import ConfigError, shown
 
 logger = logging.getLogger("polopt")
+_said: set[str] = set()
+_once = contextvars.ContextVar("_once", default=False)
+
+
+@contextmanager
+def said_once() -> Iterator[None]:
+    """A context in which a warning of `warn` is logged only if this process has not logged the
+    same warning before. A config is translated several times."""
+    token = _once.set(True)
+    try:
+        yield
+    finally:
+        _once.reset(token)
+
+
+def warn(text: str, *values: Any) -> None:
+    """Logs a warning."""
+    message = text % values
+    if not (_once.get() and message in _said):
+        logger.warning("%s", message)
+    _said.add(message)
+
 
 _LAST_100 = "mean returns are over the last 100 episodes"
 _VIDEO = "Record videos with 'polopt evaluate CHECKPOINT --video DIR'"
@@ -68,7 +92,10 @@ _SILENT: Mapping[str, tuple[Any, ...]] = {
     "local_tf_session_args": ({},),
 }
 #: RLlib's classes that sample as polopt does.
-_RUNNERS = ("EnvRunner", "SingleAgentEnvRunner", "MultiAgentEnvRunner", "RolloutWorker")
+_RUNNERS = (
+    *("EnvRunner", "SingleAgentEnvRunner", "MultiAgentEnvRunner", "RolloutWorker"),
+    "WorkerView",  # the name of these classes in `polopt.rllib`
+)
 #: Options that `resolve_accepted` translates, because their meaning depends on other options.
 _OF_MODEL = ("vf_share_layers", "max_seq_len")
 _OF_CRITICS = ("Q_model", "q_model_config", "policy_model", "policy_model_config")
@@ -110,7 +137,7 @@ def accepted_option(
             silent or ACCEPTED[key]
         ):
             reason = ACCEPTED[key]
-            logger.warning("%s: %s=%s is ignored. %s", where, key, shown(value), reason)
+            warn("%s: %s=%s is ignored. %s", where, key, shown(value), reason)
         return {}
     if key in ("env_runner_cls", "worker_cls"):
         if value is None or getattr(value, "__name__", "") in _RUNNERS:
@@ -149,6 +176,10 @@ def resolve_accepted(options: dict[str, Any], known: Mapping[str, Any], where: s
         ConfigError: the actor and the critics of SAC have different networks.
     """
     _resolve_epsilon(options, known)
+    if "epsilon" in known and isinstance(options.get("model"), Mapping):
+        model = dict(options["model"])  # in RLlib 2.9 to 2.30, `epsilon` of DQN is in `model`
+        options |= {"epsilon": model.pop("epsilon")} if "epsilon" in model else {}
+        options["model"] = model
     critics = {key: options.pop(key) for key in _OF_CRITICS if key in options}
     models = [dict(value) for value in critics.values() if value]
     if models:
@@ -187,7 +218,7 @@ def accepted_model(model: dict[str, Any], where: str) -> dict[str, Any]:
     for key in [key for key in found if key.endswith(_INITIAL)]:
         value = found.pop(key)
         if value:
-            logger.warning(
+            warn(
                 "%s: model: %s=%s is ignored. The initial weights of polopt are orthogonal",
                 where,
                 key,

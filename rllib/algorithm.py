@@ -129,15 +129,18 @@ class Algorithm(PolicyOptimizerTrainer):
         if not tune_only.get("storage") and log_dir is None:
             log_dir = _log_dir(given, type(self), logger_creator)
         super().__init__(dict(given), log_dir=log_dir, **tune_only)
-        self.config = self._whole_config(given)
 
-    def _whole_config(self, given: Mapping[str, Any]) -> Any:
-        if _OF_POLOPT in given:
-            own = {key: value for key, value in given.items() if key != _OF_POLOPT}
+    def setup(self, config: dict[str, Any], run: Any = None) -> None:
+        """Creates the workers and the optimizer. `config` becomes an `Options`, which callbacks
+        already see."""
+        own = dict(self.config)
+        if own.pop(_OF_POLOPT, False):
             for plugin in ("policy", "optimizer"):
                 own |= own.pop(plugin) if isinstance(own.get(plugin), Mapping) else {}
-            return default_options(type(self)) | own
-        return Options(dict(self.config), type(self))
+            self.config = default_options(type(self)) | own
+        else:
+            self.config = Options(own, type(self))
+        super().setup(config, run)
 
     @classmethod
     def parse_config(cls, config: dict[str, Any]) -> Experiment:

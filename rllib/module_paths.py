@@ -100,10 +100,11 @@ _MODELS = {
     "TorchModelV2": "custom_models:TorchModelV2",
     "ModelV2": "custom_models:TorchModelV2",
     "RecurrentNetwork": "custom_models:RecurrentNetwork",
-    "TorchRNN": "custom_models:RecurrentNetwork",
+    "TorchRNN": "custom_models:TorchRNN",
     "FullyConnectedNetwork": "custom_models:FullyConnectedNetwork",
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
+    "TFModelV2": "custom_models:TFModelV2",
     "AppendBiasLayer": "custom_models:AppendBiasLayer",
 }
 _POLICIES = {
@@ -213,6 +214,8 @@ MODULES: dict[str, Mapping[str, str]] = {
     "models": _MODELS,
     "models.catalog": _MODELS,
     "models.modelv2": _MODELS,
+    "models.tf": _MODELS,
+    "models.tf.tf_modelv2": _MODELS,
     "models.torch": _MODELS,
     "models.torch.fcnet": _MODELS,
     "models.torch.misc": _MODELS,

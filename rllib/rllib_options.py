@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from polopt.common.config import ConfigError, differ, shown
+from polopt.rllib.accepted_options import said_once
 from polopt.rllib.exploration_config import as_exploration
 from polopt.rllib.multi_agent import AGENT_OPTIONS, of_agents, with_agents
 from polopt.rllib.other_libraries import FIXED, MODEL_FIXED
@@ -20,7 +21,6 @@ from polopt.rllib.translation import (
     key_of,
     network_options,
     resolved,
-    said_once,
 )
 from polopt.rllib.user_callbacks import as_polopt_callbacks
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -160,6 +160,8 @@ def checked_options(
     errors: list[Exception] = []
     for name, value in options.items():
         if name in LOGGING or (name == "explore" and isinstance(value, bool)):
+            if name == "explore":
+                checked(name, value, algorithm, where)  # warns that training explores
             found[name] = value
             continue
         if key_of(name, algorithm) == "callbacks":

@@ -6,12 +6,9 @@ The names and their replacements come from `polopt.rllib.other_libraries`.
 
 from __future__ import annotations
 
-import contextvars
 import functools
-import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
@@ -20,6 +17,7 @@ from polopt.rllib.accepted_options import (
     accepted_model,
     accepted_option,
     resolve_accepted,
+    warn,
 )
 from polopt.rllib.exploration_config import of_exploration
 from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
@@ -28,8 +26,6 @@ from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.trainer import PolicyOptimizerTrainer
-
-logger = logging.getLogger("polopt")
 
 #: Maps names of options in RLlib, for example names of arguments, to other names of the same
 #: options in RLlib or polopt.
@@ -48,8 +44,6 @@ _SAME = {
     "model_config": "model",
     "model_config_dict": "model",
     "module_to_env_connector": "_module_to_env_connector",
-    "Q_model": "q_model_config",
-    "policy_model": "policy_model_config",
     "num_cpus_for_local_worker": "num_cpus_for_driver",
     "num_cpus_per_learner_worker": "num_cpus_per_learner",
     "num_gpus_per_learner_worker": "num_gpus",
@@ -78,8 +72,6 @@ _TOGETHER = (
     "evaluation_parallel_to_training",
     "lr_schedule",
     "observation_filter",
-    "policy_model_config",
-    "q_model_config",
     "torch_optimizer_options",
     "train_batch_size",
     "use_kl_loss",
@@ -122,28 +114,6 @@ def defaults(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, Any]:
     if "model" in changes:
         merged["model"] = {**known["model"], **changes["model"]}
     return merged
-
-
-_said: set[str] = set()
-_once = contextvars.ContextVar("_once", default=False)
-
-
-@contextmanager
-def said_once() -> Iterator[None]:
-    """A context in which a warning of this module is logged only if this process has not logged the
-    same warning before. A config is translated several times."""
-    token = _once.set(True)
-    try:
-        yield
-    finally:
-        _once.reset(token)
-
-
-def _warn(text: str, *values: Any) -> None:
-    message = text % values
-    if not (_once.get() and message in _said):
-        logger.warning("%s", message)
-    _said.add(message)
 
 
 def _aliases(preset: type[PolicyOptimizerTrainer]) -> Mapping[str, str]:
@@ -207,7 +177,7 @@ def checked(
                     ". For the batches of RLlib, multiply train_batch_size_per_learner and "
                     f"minibatch_size by {value}"
                 )
-            _warn("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
+            warn("%s: %s=%s is ignored. %s", where, name, shown(value), instead)
         return {}
     if accepted is not None:
         try:
@@ -336,8 +306,6 @@ def resolved(
         )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
-    if "actor_lr" in known:
-        _resolve_networks_of_sac(options, where)
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
     if options.get("evaluation_interval") == 0:
@@ -372,20 +340,6 @@ def resolved(
     if _UPDATES in options and _TIMESTEPS not in known:
         options[_UPDATES] = _updates_of_appo(options, known, where)
     return options
-
-
-def _resolve_networks_of_sac(options: dict[str, Any], where: str) -> None:
-    """Makes one network of RLlib's two networks of SAC, which are equal in most scripts."""
-    given = [options.pop(key, None) for key in ("q_model_config", "policy_model_config")]
-    models = [dict(model) for model in given if model]
-    if models and any(differ(model, models[0]) for model in models):
-        raise ConfigError(
-            f"{where}: q_model_config={shown(given[0])} and policy_model_config={shown(given[1])}. "
-            "Allowed: equal networks, because polopt has one option 'model' for the actor and the "
-            "critics"
-        )
-    if models:
-        options["model"] = {**(options.get("model") or {}), **models[0]}
 
 
 def _with_hiddens(hiddens: Any, model: Any, where: str) -> Any:
@@ -454,16 +408,14 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
     parallel = options.pop("evaluation_parallel_to_training", None)
     beside = bool(options.get("evaluation_num_workers", 0))
     if parallel is not None and parallel != beside:
-        _warn(
+        warn(
             "%s: evaluation_parallel_to_training=%s is ignored. Evaluation runs during training if "
             "evaluation_num_env_runners is 1 or more, and between iterations if it is 0",
             where,
             parallel,
         )
     if options.get("evaluation_duration") == "auto":
-        _warn(
-            "%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where
-        )
+        warn("%s: evaluation_duration='auto' is ignored. The default of 10 episodes is used", where)
         del options["evaluation_duration"]
     if options.get("evaluation_interval") is None:  # RLlib then ignores the number of workers
         options.pop("evaluation_num_workers", None)
@@ -495,7 +447,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]
         if "keep_local_weights_in_sync" not in known:
-            _warn(
+            warn(
                 "%s: train_batch_size=%s is ignored. A gradient is computed from one fragment, "
                 "which has rollout_fragment_length steps of each environment of a worker",
                 where,
@@ -505,7 +457,7 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
         environments = options.get("num_envs_per_worker", known["num_envs_per_worker"])
         sizes_known = all(isinstance(size, int) for size in (fragment, environments, batch))
         if sizes_known and fragment * environments != batch:
-            _warn(
+            warn(
                 "%s: train_batch_size=%s is ignored, because rollout_fragment_length=%s is given. "
                 "Each worker learns from one fragment of each of its environments",
                 where,

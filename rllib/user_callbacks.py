@@ -16,6 +16,7 @@ import numpy as np
 from polopt.common.add_ons import RunListener
 from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.episodes import Episode
+from polopt.rllib.accepted_options import warn
 from polopt.rllib.callback_batches import Samples, observe_learning, trajectories_of
 from polopt.rllib.callback_places import (
     BaseEnv,
@@ -316,7 +317,8 @@ class CallbackEpisode:
         raise AttributeError(
             f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
             "get_return(), agent_rewards, module_for(agent_id), length or len(episode), "
-            "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, env_id, last_info_for(), "
+            "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, "
+            "env_id, last_info_for(), "
             "last_observation_for(), last_action_for(), and get_infos(-1), get_observations(-1), "
             "get_actions(-1) and get_rewards(-1). If the callback needs more, let the environment "
             "put it into the infos"
@@ -553,7 +555,7 @@ def _adapter(made: Sequence[_Made]) -> type[Callbacks]:
     cls = first.func if isinstance(first, functools.partial) else first
     Adapter.__name__, Adapter.__qualname__ = cls.__name__, cls.__qualname__
     if "on_episode_created" in defined:
-        logger.warning(
+        warn(
             "%s.on_episode_created is called after the reset of the environment, just before "
             "on_episode_start. RLlib calls it before the reset",
             cls.__qualname__,

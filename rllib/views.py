@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
+from polopt.rllib.callback_places import environments_of
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.restoring import load
 
@@ -310,8 +311,7 @@ class WorkerView(View):
 
     def get_sub_environments(self) -> list[Any]:
         """Returns the environments of the user in this worker."""
-        sampler = self.viewed.sampler
-        return [] if sampler is None else list(users_environments(sampler.env))
+        return [] if self.viewed.sampler is None else environments_of(self.viewed)
 
     @property
     def policy_map(self) -> dict[str, Any]:
@@ -403,17 +403,6 @@ def policies_of(policy: Any) -> dict[str, Any]:
     """Returns views of all policies of a run by name."""
     members = policy.policies if isinstance(policy, PolicyGroup) else {DEFAULT_POLICY_ID: policy}
     return {name: PolicyView(one) for name, one in members.items()}
-
-
-def users_environments(vector: Any) -> Iterator[Any]:
-    """Yields the environments of a vector environment without the wrappers of polopt. Yields
-    nothing if the environments are in other processes, or are one object."""
-    while vector is not None and not getattr(vector, "envs", None):
-        vector = getattr(vector, "vector", None) or getattr(vector, "env", None)
-    for inner in getattr(vector, "envs", ()):
-        while type(inner).__module__.startswith("polopt.") and hasattr(inner, "env"):
-            inner = inner.env
-        yield inner
 
 
 def as_memory(state: Any) -> Any:

@@ -39,7 +39,7 @@ OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
 def test_code_of_polopt_runs_as_printed(tmp_path: Path) -> None:
     own = [block for block in BLOCKS if block.startswith("# polopt\n")]
     outputs, _ = run_blocks(own, tmp_path, num_cpus=4)
-    assert len(outputs) == 10
+    assert len(outputs) == 11
     assert outputs[0].split()[1] == "1000"  # one `train()` is one batch
     assert all(float(text.split()[0]) > 0.0 for text in outputs[:3])  # returns, and agent steps
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from flat_configs import flat
 from gymnasium import spaces
 from ray import tune
 
@@ -25,7 +26,7 @@ GRID = tune.grid_search([1, 2])
 
 
 def config_of(options: dict[str, Any], builder: Any = PPOConfig) -> Any:
-    return builder.from_dict(options).to_dict()
+    return flat(builder.from_dict(options))
 
 
 @pytest.mark.parametrize("name", ACCEPTED)
@@ -47,8 +48,12 @@ def test_option_that_changes_nothing_is_accepted(
         (PPOConfig, {"env_runner_cls": SingleAgentEnvRunner, "worker_cls": None}, {}),
         (PPOConfig, {"evaluation_num_episodes": 3}, {"evaluation_duration": 3}),
         (PPOConfig, {"remote_worker_envs": True}, {"vectorization_mode": "async"}),
-        (A2CConfig, {"use_gae": False, "use_critic": True}, {"lambda": 1.0}),
-        (PPOConfig, {"vf_share_layers": True}, {"model": {"vf_share_layers": True}}),
+        (A2CConfig, {"use_gae": False, "use_critic": True}, {}),  # RLlib's lambda is 1.0
+        (
+            PPOConfig,
+            {"vf_share_layers": True, "model": {"fcnet_hiddens": [3]}},
+            {"model": {"vf_share_layers": True, "fcnet_hiddens": [3]}},
+        ),
         (
             PPOConfig,
             {"vf_share_layers": True, "model": {"vf_share_layers": False, "fcnet_hiddens": [3]}},
@@ -78,6 +83,11 @@ def test_option_that_changes_nothing_is_accepted(
         ),
         (
             DQNConfig,
+            {"model": {"epsilon": [(0, 1.0), (7, 0.1)], "fcnet_hiddens": [9]}},
+            {"epsilon": [(0, 1.0), (7, 0.1)], "model": {"fcnet_hiddens": [9]}},
+        ),
+        (
+            DQNConfig,
             {"initial_epsilon": 0.5, "final_epsilon": 0.1, "epsilon_timesteps": 30},
             {"epsilon": [[0, 0.5], [30, 0.1]]},
         ),
@@ -85,7 +95,6 @@ def test_option_that_changes_nothing_is_accepted(
             DQNConfig,
             {"exploration_config": {"type": "EpsilonGreedy", "epsilon_timesteps": GRID}},
             {
-                "per_worker_epsilon": False,
                 "epsilon": {"grid_search": [[[0, 1.0], [1, 0.05]], [[0, 1.0], [2, 0.05]]]},
             },
         ),
@@ -115,9 +124,10 @@ def test_option_becomes_an_option_of_polopt(builder: Any, given: Any, expected: 
     ],
 )
 def test_options_of_the_network(given: Any, expected: Any) -> None:
+    expected = {"fcnet_hiddens": [256, 256], **expected}
     assert config_of({"model": given})["model"] == expected
     spec = RLModuleSpec(model_config_dict=given)
-    assert PPOConfig().rl_module(rl_module_spec=spec).to_dict()["model"] == expected
+    assert flat(PPOConfig().rl_module(rl_module_spec=spec))["model"] == expected
 
 
 def test_network_without_activations_is_linear() -> None:

@@ -98,7 +98,7 @@ def test_networks_of_sac_are_one_network() -> None:
     one = {"fcnet_hiddens": [8]}
     options = flat_config({"Q_model": one, "policy_model": one}, sac.SACTrainer, "")
     assert options["model"] == one
-    with pytest.raises(ConfigError, match="Allowed: equal networks"):
+    with pytest.raises(ConfigError, match="Allowed: the same layers"):
         flat_config(
             {"q_model_config": one, "policy_model_config": {"fcnet_hiddens": [4]}},
             sac.SACTrainer,

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from flat_configs import flat
 from gymnasium import spaces
 from masked_env import Masked
 from torch import Tensor, nn
@@ -147,7 +148,7 @@ def test_network_of_rllib_learns_what_its_equal_learns() -> None:
 
 def test_custom_options_and_the_class_itself() -> None:
     model = {"custom_model": WithOptions, "custom_model_config": {"scale": 0.0}}
-    config = ModelConfig(**PPOConfig.from_dict({"model": model}).to_dict()["model"])
+    config = ModelConfig(**flat(PPOConfig.from_dict({"model": model}))["model"])
     network = make_network(BOX, spaces.Discrete(3), None, 3, False, config)
     params, values = network(torch.ones(2, 4))
     assert (params == 0.0).all()
@@ -185,7 +186,7 @@ def test_dqn_adds_the_layers_of_rllib() -> None:
     assert network.model.num_outputs == 16
     shapes = [tuple(one.weight.shape) for one in network.modules() if isinstance(one, nn.Linear)]
     assert [one for one in shapes if one[0] in (5, 2)] == [(5, 16), (2, 5), (5, 16)]
-    without = DQNConfig.from_dict({"hiddens": [7], "model": {"fcnet_hiddens": [9]}}).to_dict()
+    without = flat(DQNConfig.from_dict({"hiddens": [7], "model": {"fcnet_hiddens": [9]}}))
     assert without["model"] == {"fcnet_hiddens": [9, 7]}
     assert "hiddens" not in without
 
@@ -220,13 +221,13 @@ def test_networks_that_polopt_cannot_use_are_refused() -> None:
     ModelCatalog.register_custom_model("tf", OfTensorFlow)  # a script may register both
     for custom in ("tf", OfTensorFlow):
         with pytest.raises(ConfigError, match="OfTensorFlow is a network of TensorFlow"):
-            PPOConfig.from_dict({"model": {"custom_model": custom}}).to_dict()
+            flat(PPOConfig.from_dict({"model": {"custom_model": custom}}))
     with pytest.raises(ConfigError, match="WithLoss has a custom_loss, which polopt does not call"):
         ModelCatalog.register_custom_model("loss", WithLoss)
     with pytest.raises(ConfigError, match="Allowed: a class that derives from TorchModelV2"):
         ModelCatalog.register_custom_model("wrong", print)
     with pytest.raises(ConfigError, match="SAC makes critics of its network"):
-        SACConfig.from_dict({"model": {"custom_model": Custom}}).to_dict()
+        flat(SACConfig.from_dict({"model": {"custom_model": Custom}}))
     for method in ("register_custom_action_dist", "register_custom_preprocessor"):
         with pytest.raises(ConfigError, match=f"{method}.*Instead, "):
             getattr(ModelCatalog, method)("name", Custom)
