@@ -174,7 +174,7 @@ def test_priorities_of_a_shard_that_leaves_do_not_reach_its_replacement() -> Non
     (shard,) = optimizer.shards.remote
     optimizer.shards.leave(shard, "test")
     before = optimizer.calls.num_work_of(shard)
-    optimizer._send_priorities(shard, np.arange(3), np.ones(3))
+    optimizer._send_priorities(shard, "default_policy", np.arange(3), np.ones(3))
     assert optimizer.calls.num_work_of(shard) == before
 
 
