@@ -316,7 +316,8 @@ class CallbackEpisode:
         raise AttributeError(
             f"an episode of a callback does not have {name!r} in polopt. It has total_reward or "
             "get_return(), agent_rewards, module_for(agent_id), length or len(episode), "
-            "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, env_id, last_info_for(), "
+            "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, "
+            "env_id, last_info_for(), "
             "last_observation_for(), last_action_for(), and get_infos(-1), get_observations(-1), "
             "get_actions(-1) and get_rewards(-1). If the callback needs more, let the environment "
             "put it into the infos"
