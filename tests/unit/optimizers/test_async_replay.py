@@ -335,7 +335,7 @@ def test_fragments_of_a_sampler_go_to_one_shard_in_order() -> None:
 
 def test_shards_are_drawn_from_in_proportion_to_their_priorities() -> None:
     optimizer = make()
-    one, two = optimizer.shards.remote
+    one, two = optimizer.shards.up()
     optimizer.shards.note(one, {ONE: Report(weight=3.0)})
     optimizer.shards.note(two, {ONE: Report(weight=1.0)})
     drawn = [optimizer.shards.next_to_draw(ONE).index for _ in range(40)]

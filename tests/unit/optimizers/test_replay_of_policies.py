@@ -117,7 +117,7 @@ def test_priorities_flow_back_to_the_buffer_of_the_policy() -> None:
 
 def test_shards_are_drawn_from_in_proportion_to_the_priorities_of_the_policy() -> None:
     optimizer = make(shuffled_by(0))
-    one, two = optimizer.shards.remote
+    one, two = optimizer.shards.up()
     optimizer.shards.note(one, {"often": Report(weight=9.0), "seldom": Report(weight=1.0)})
     optimizer.shards.note(two, {"often": Report(weight=1.0), "seldom": Report(weight=3.0)})
     for name, expected in (("often", {1: 36, 2: 4}), ("seldom", {1: 10, 2: 30})):
