@@ -42,7 +42,7 @@ PLUGINS = ROOT / "docs/write-an-optimizer.md"
 WORKERS = (4, 8, 16)
 #: Mean duration of a step of a sleeping environment, and the most that one step sleeps.
 MEAN_S, MOST_S = 0.002, 0.2
-#: Shape of the lognormal sleep. The standard deviation is 1.7 times the mean.
+#: Shape of the lognormal sleep. The standard deviation is 1.8 times the mean.
 SIGMA = 1.2
 SLEEPS = ("constant", "exponential", "heavy")
 #: Options of all cases.
