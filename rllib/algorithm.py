@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ray.train.constants import DEFAULT_STORAGE_PATH
-
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import storage_folder
 from polopt.common.registry import load_path
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rllib.multi_agent import as_mapping
@@ -494,7 +493,7 @@ def _log_dir(given: Mapping[str, Any], algorithm: type[Algorithm], creator: Any)
         return settings["logdir"]
     env = "".join(c if c.isalnum() or c in "-." else "_" for c in env_name(given.get("env") or ""))
     name = f"{algorithm.__name__}_{env}_{time.strftime('%Y-%m-%d_%H-%M-%S')}"
-    return f"{DEFAULT_STORAGE_PATH}/{name}_{secrets.token_hex(4)}"
+    return f"{storage_folder()}/{name}_{secrets.token_hex(4)}"
 
 
 def _plain_path(path: Any) -> Any:
