@@ -35,33 +35,14 @@ import numpy as np
 import ray
 from about import about
 
-from polopt.rollouts.rollout_config import RolloutConfig
-from polopt.rollouts.transport.channel import Transport
-from polopt.rollouts.transport.socket_channel import open_transport
-from polopt.rollouts.workers.call import Reply
-from polopt.rollouts.workers.call_runner import CallRunner
-from polopt.rollouts.workers.calls import Calls
-from polopt.rollouts.workers.process_group import ProcessGroup
-from polopt.rollouts.workers.worker_handle import WorkerHandle
+import polopt
 
 SLEEP_S = 0.01
 GROUP = 4
 WAYS = ("driver", "aggregator", "below")
 
 
-class Processes(ProcessGroup):
-    def __init__(self, transport: Transport, number: int, who: str) -> None:
-        super().__init__(transport, RolloutConfig.parse({"num_workers": number}), who)
-        for _ in range(number):
-            self._add_process()
-
-    def _start_process(self, index: int) -> WorkerHandle:
-        name = f"{self.who} {index}"
-        channel = self.transport.start(CallRunner, (), {"num_cpus": 0.01}, name)
-        return WorkerHandle(index, channel, self.clock())
-
-
-def make_gradient(worker: CallRunner, size: int, number: int) -> np.ndarray:
+def make_gradient(worker: Any, size: int, number: int) -> np.ndarray:
     """Sleeps, and returns the sum of `number` gradients of `size` parameters. With several, other
     workers would sleep at the same time."""
     time.sleep(SLEEP_S)
@@ -71,7 +52,7 @@ def make_gradient(worker: CallRunner, size: int, number: int) -> np.ndarray:
     return made
 
 
-def add_up(aggregator: CallRunner, *gradients: np.ndarray) -> np.ndarray:
+def add_up(aggregator: Any, *gradients: np.ndarray) -> np.ndarray:
     """Returns the sum of gradients. Ray passes them as arrays that cannot be written."""
     total = gradients[0].copy()
     for gradient in gradients[1:]:
@@ -80,20 +61,22 @@ def add_up(aggregator: CallRunner, *gradients: np.ndarray) -> np.ndarray:
 
 
 def measure(
-    way: str, size: int, workers: int, seconds: float, groups: tuple[Processes, Processes]
+    way: str, size: int, workers: int, seconds: float, processes: polopt.WorkerSet
 ) -> dict[str, float]:
-    """Returns gradients per second, and the driver's processor time for one gradient."""
+    """Returns gradients per second, and the driver's processor time for one gradient. Any worker
+    can be an aggregator, because it runs any function."""
     each = GROUP if way == "below" else 1
-    calls = Calls(groups[0], "aggregation", per_worker=100)
-    calls.include(groups[1])
-    makers = groups[0].up()[: max(1, workers // each)]
-    aggregators = groups[1].up()[: max(1, workers // 8)]
+    calls = polopt.Calls(processes, "aggregation", per_worker=100)
+    up = processes.up()
+    makers, aggregators = (
+        up[: max(1, workers // each)],
+        up[workers : workers + num_aggregators(workers)],
+    )
     total, counted = np.zeros(size, np.float32), 0
-    made: list[Reply] = []  # the answers whose gradients no aggregator has yet
+    made: list[polopt.Reply] = []  # the answers whose gradients no aggregator has yet
 
-    def more(worker: WorkerHandle) -> None:
-        by_reference = way == "aggregator"
-        calls.send(worker, make_gradient, size, each, by_reference=by_reference)
+    def more(worker: polopt.WorkerHandle) -> None:
+        calls.send(worker, make_gradient, size, each, by_reference=way == "aggregator")
 
     for worker in makers:
         more(worker)
@@ -101,7 +84,7 @@ def measure(
     until_s = time.monotonic() + 1.0  # the first second is not measured
     while True:
         reply = calls.first()
-        if reply.worker.who == "worker" and way == "aggregator":
+        if way == "aggregator" and reply.tag is None:
             made.append(reply)
             if len(made) == GROUP:
                 free = min(aggregators, key=calls.num_work_of)
@@ -122,6 +105,10 @@ def measure(
     calls.wait()
     calls.clear()
     return {"per_s": counted / passed_s, "driver_ms": 1000.0 * used_s / max(1, counted)}
+
+
+def num_aggregators(workers: int) -> int:
+    return max(1, workers // 8)
 
 
 def table(found: dict[str, dict[str, float]]) -> str:
@@ -153,10 +140,13 @@ def main(say: Callable[..., None] = print) -> None:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     most = max(options.workers)
     for kind in options.transports:
-        transport = open_transport(kind, 60.0)
-        groups = (
-            Processes(transport, most, "worker"),
-            Processes(transport, max(1, most // 8), "aggregator"),
+        trainer = polopt.PolicyOptimizerTrainer(
+            env="CartPole-v1",
+            policy="a2c",
+            optimizer="async_gradients",
+            num_workers=most + num_aggregators(most),
+            num_cpus_per_worker=0.01,
+            transport=kind,
         )
         for kilobytes in options.kilobytes:
             for workers in options.workers:
@@ -164,11 +154,11 @@ def main(say: Callable[..., None] = print) -> None:
                     key = f"{way}/{kind}/{kilobytes}/{workers}"
                     if key not in cases:
                         size = 250 * kilobytes
-                        cases[key] = measure(way, size, workers, options.seconds, groups)
+                        cases[key] = measure(
+                            way, size, workers, options.seconds, trainer.optimizer.workers
+                        )
                         options.out.write_text(json.dumps(known, indent=1))
-        for group in groups:
-            group.stop()
-        transport.close()
+        trainer.stop()
     say(table(cases))
 
 

@@ -153,6 +153,23 @@ def notebook_callback() -> type[Any]:
     return TrialProgressCallback
 
 
+def draining_nodes(address: str) -> frozenset[str]:
+    """Returns the ids of the nodes of a cluster that are draining, which means that they will end
+    soon. If Ray has no such function, returns an empty set, so that workers of such a node are
+    replaced when the node has ended.
+
+    Args:
+        address: the address of Ray's control service.
+    """
+    try:
+        from ray.autoscaler.v2.sdk import get_cluster_status
+    except ImportError:
+        return frozenset()
+    status = get_cluster_status(address)
+    nodes = (*status.active_nodes, *status.idle_nodes)
+    return frozenset(str(node.node_id) for node in nodes if node.node_status == "DRAINING")
+
+
 def waiting_demands(address: str) -> list[tuple[dict[str, float], int]]:
     """Returns the resources that tasks and actors of a cluster wait for, each with the number of
     requests. If Ray has no such function, returns an empty list, so that a message about a start

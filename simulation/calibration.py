@@ -44,6 +44,11 @@ NUM_PINGS = 200
 LARGE_BYTES = 200_000
 #: The shares of the time of a calibration.
 _SAMPLING_SHARE, _LEARNING_SHARE = 0.5, 0.2
+#: The largest factor that a calibration believes, see `MessageCosts.cold`.
+MOST_COLD = 4.0
+#: The pause before each measurement of a function. In a run, other work lies between two calls of
+#: the function, and the caches hold other data.
+PAUSE_S = 0.001
 #: A batch is measured up to this number of rows.
 _MOST_ROWS = 200_000
 
@@ -135,6 +140,7 @@ def cpu_s(function: Callable[[], Any], seconds: float, least: int = 3, most: int
     measured: list[float] = []
     until_s = time.monotonic() + seconds
     while len(measured) < least or (time.monotonic() < until_s and len(measured) < most):
+        time.sleep(PAUSE_S)
         began_s = time.thread_time()
         function()
         measured.append(time.thread_time() - began_s)
@@ -263,9 +269,11 @@ def _gradient_times(
     until_s = time.monotonic() + seconds
     while len(times) < 3 or (time.monotonic() < until_s and len(times) < 100):
         one: list[float] = []
+        time.sleep(PAUSE_S)
         began_s = time.thread_time()
         for _ in policy.minibatch_gradients(fragment):
             one.append(time.thread_time() - began_s)
+            time.sleep(PAUSE_S)
             began_s = time.thread_time()
         if len(one) == count:
             times.append(one)
@@ -411,10 +419,10 @@ def _message_costs(workers: WorkerSet, config: WorkerConfig, examples: Examples)
     fixed_s = byte_s * (1000 + weights_bytes)
     latency_s = max(0.0, idle.wall_s - 0.004 - idle.driver_s - idle.worker_s)
     return MessageCosts(
-        idle_s=max(0.0, idle.driver_s - own_s - fixed_s),
-        busy_s=max(0.0, busy.driver_s - own_s - fixed_s),
+        driver_s=max(0.0, busy.driver_s - own_s - fixed_s),
+        cold=min(MOST_COLD, max(1.0, idle.driver_s / busy.driver_s)),
         byte_s=byte_s,
-        worker_s=busy.worker_s,
+        worker_s=idle.worker_s,
         latency_s=latency_s,
     )
 

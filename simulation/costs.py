@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+#: The work after which a process that has waited is as fast as one that never waits.
+WARM_UP_S = 0.0005
 #: A fragment is put together from this number of pieces of the measured trace, or from fewer if it
 #: has fewer steps. Pieces keep the steps of the trace that follow each other, such as the steps of
 #: one episode.
@@ -49,15 +51,16 @@ class MessageCosts(NamedTuple):
     """The cost of one call besides the work of its function.
 
     Attributes:
-        idle_s: processor time of the driver if it has waited for the answer, in seconds.
-        busy_s: processor time of the driver if the answer was there before the driver asked.
+        driver_s: processor time of the driver, if it is busy all the time.
+        cold: factor on the processor time of the driver after it has waited, because its caches
+            then hold other data. It applies to the first `WARM_UP_S` of work.
         byte_s: processor time of the driver for each byte that it sends or receives.
         worker_s: processor time of the worker.
         latency_s: time without processor use, in seconds.
     """
 
-    idle_s: float = 0.0
-    busy_s: float = 0.0
+    driver_s: float = 0.0
+    cold: float = 1.0
     byte_s: float = 0.0
     worker_s: float = 0.0
     latency_s: float = 0.0
@@ -207,4 +210,5 @@ class Costs:
 
 
 def _scaled(costs: MessageCosts, factor: float) -> MessageCosts:
-    return MessageCosts(*(value * factor for value in costs))
+    scaled = MessageCosts(*(value * factor for value in costs))
+    return scaled._replace(cold=costs.cold)

@@ -30,7 +30,7 @@ from polopt.rollouts.transport.channel import (
     Transport,
 )
 from polopt.rollouts.transport.local_channel import run_here
-from polopt.simulation.costs import Costs, MessageCosts
+from polopt.simulation.costs import WARM_UP_S, Costs, MessageCosts
 from polopt.simulation.engine import Engine, Link, Node
 
 #: The driver's own code counts in portions of at least this time, so that reading the clock costs
@@ -157,6 +157,7 @@ class Scene:
         driver_s: seconds of the driver by what it did: `messages`, `learning`, `own code`.
         answered: number of answers that have arrived in the driver.
         phase_s: seconds of all workers by phase.
+        cold_left_s: work until the driver is warm again after a wait.
     """
 
     def __init__(
@@ -169,6 +170,7 @@ class Scene:
         self.driver_s = dict.fromkeys(("messages", "learning", "own code"), 0.0)
         self.answered = 0
         self.phase_s: dict[str, float] = {}
+        self.cold_left_s = 0.0
         self._own_since_s: float | None = None
         self._encoding_s: dict[str, list[tuple[float, float]]] = {}
 
@@ -189,8 +191,15 @@ class Scene:
         if spent_s < least_s:
             return
         self._own_since_s = None
-        self.engine.spend(self.driver_node, spent_s)
-        self.driver_s["own code"] += spent_s
+        self.work("own code", spent_s)
+
+    def work(self, what: str, seconds: float) -> None:
+        """The driver works. It is slower if it has waited before, see `MessageCosts.cold`."""
+        slow_s = min(seconds, self.cold_left_s)
+        self.cold_left_s -= slow_s
+        seconds += slow_s * (self.costs.message.cold - 1.0)
+        self.engine.spend(self.driver_node, seconds)
+        self.driver_s[what] += seconds
 
     def clock(self) -> float:
         """The virtual time, with the driver's own code so far."""
@@ -479,11 +488,11 @@ class VirtualTransport(Transport):
         """The driver takes an answer, which costs processor time."""
         scene = self.scene
         costs = scene.message_costs(ticket.channel.node)
-        seconds = costs.idle_s if ticket.was_awaited else costs.busy_s
-        seconds += costs.byte_s * ticket.num_bytes + ticket.decode_s
+        seconds = costs.driver_s + costs.byte_s * ticket.num_bytes + ticket.decode_s
         scene.note_own_time()
-        scene.engine.spend(scene.driver_node, seconds)
-        scene.driver_s["messages"] += seconds
+        if ticket.was_awaited:
+            scene.cold_left_s = WARM_UP_S
+        scene.work("messages", seconds)
         scene.answered += 1
         scene.begin_own_time()
 

@@ -98,7 +98,7 @@ def train(name: str, transport: str) -> dict[str, Any]:
 
 
 def slow_link(name: str) -> dict[str, Any]:
-    """Trains with gradients of 280 KB, while one node can send only 1 megabit a second."""
+    """Trains with gradients of 280 KB, while one node can send only 2 megabits a second."""
     optimizer = make(name, 6, hidden=(256, 256))
     steps_until(optimizer, lambda: all_up(optimizer), 120.0)
     more_updates(optimizer, 10)

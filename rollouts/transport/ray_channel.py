@@ -26,7 +26,7 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from polopt.common.ray_names import waiting_demands
+from polopt.common.ray_names import draining_nodes, waiting_demands
 from polopt.rollouts.transport.channel import (
     AnswerTimeoutError,
     Channel,
@@ -462,7 +462,7 @@ class DrainingNodes:
         known = True
         while not self._closed.wait(DRAIN_CHECK_S):
             try:
-                self.nodes = _draining_nodes(self._address)
+                self.nodes = draining_nodes(self._address)
                 known = True
             except Exception as error:  # Ray raises different errors if the service does not answer
                 if known and not self._closed.is_set():
@@ -472,11 +472,3 @@ class DrainingNodes:
     def close(self) -> None:
         """Ends the thread. Does not wait for it."""
         self._closed.set()
-
-
-def _draining_nodes(address: str) -> frozenset[str]:
-    from ray.autoscaler.v2.sdk import get_cluster_status  # see `_unmet_requests`
-
-    status = get_cluster_status(address)
-    nodes = (*status.active_nodes, *status.idle_nodes)
-    return frozenset(str(node.node_id) for node in nodes if node.node_status == "DRAINING")

@@ -22,7 +22,8 @@ def test_the_code_of_the_page_runs(ray_session: Any) -> None:
     assert [one.workers for one in forecast.predictions] == [2, 32]
     assert all(one.env_steps_per_s > 0.0 for one in forecast.predictions)
     message = forecast.calibration.costs.message
-    assert min(message.idle_s, message.busy_s, message.worker_s) > 0.0
+    assert min(message.driver_s, message.worker_s) > 0.0
+    assert message.cold >= 1.0
     assert message.latency_s < 1.0
     assert forecast.calibration.costs.start_s > 0.1
 

@@ -66,6 +66,7 @@ def test_progress_without_the_name(without: None) -> None:
 @pytest.mark.parametrize("without", ["ray.autoscaler.v2.sdk"], indirect=True)
 def test_demands_without_the_name(without: None) -> None:
     assert ray_names.waiting_demands("127.0.0.1:1") == []
+    assert ray_names.draining_nodes("127.0.0.1:1") == frozenset()
 
 
 def test_builders_without_the_name(monkeypatch: pytest.MonkeyPatch) -> None:

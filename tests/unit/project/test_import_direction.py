@@ -72,7 +72,7 @@ ADD_ONS = {
     "simulation",
 }
 ADD_ONS |= {"policies/fast_cpu", "policies/fast_gpu"}
-# These folders may import only the public names of polopt, like a user's code.
+# These folders may import only the public names of polopt, like a user's code, and the examples.
 PUBLIC_NAMES_ONLY = {"tuned_examples", "benchmarks"}
 
 
@@ -96,7 +96,7 @@ def fault(folder: str, name: str) -> str | None:
     if top != "polopt" or not rest or rest.startswith("__"):
         return None
     if folder.split("/")[0] in PUBLIC_NAMES_ONLY:
-        own = f"polopt.{folder}."
+        own = f"polopt.{folder}.", "polopt.tuned_examples."
         return None if f"{name}.".startswith(own) or rest in public_names() else "not a public name"
     if folder in MAY_IMPORT:
         target = folder_of(name)

@@ -11,7 +11,7 @@ from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.optimizers.async_gradients import AsyncGradients
 from polopt.simulation import predictions
-from polopt.simulation.costs import Learning, MessageCosts
+from polopt.simulation.costs import WARM_UP_S, Learning, MessageCosts
 from polopt.simulation.engine import Engine, Link
 from polopt.simulation.predictions import Machines
 
@@ -89,7 +89,7 @@ def test_an_asynchronous_strategy_does_not_wait_for_the_slowest_worker() -> None
 
 def test_an_asynchronous_strategy_saturates_at_the_drivers_cost() -> None:
     message_s, apply_s = 0.001, 0.0005
-    costs = MessageCosts(idle_s=message_s, busy_s=message_s)
+    costs = MessageCosts(driver_s=message_s)
     slow = calibrated("A3C", STEPS, wait_s=STEP_S, message=costs, apply_s=apply_s)
     gradient_s = STEPS * STEP_S
     few = outcome(slow, 4)
@@ -102,10 +102,10 @@ def test_an_asynchronous_strategy_saturates_at_the_drivers_cost() -> None:
 
 
 def test_messages_cost_more_if_the_driver_had_to_wait_for_them() -> None:
-    costs = MessageCosts(idle_s=0.004, busy_s=0.001)
+    costs = MessageCosts(driver_s=0.001, cold=4.0)
     slow = calibrated("A3C", STEPS, wait_s=STEP_S, message=costs)
     alone = outcome(slow, 1).env_steps_per_s
-    assert alone == near(STEPS / (STEPS * STEP_S + 0.004))
+    assert alone == near(STEPS / (STEPS * STEP_S + 0.001 + 3.0 * WARM_UP_S), 0.005)
     assert outcome(slow, 60).env_steps_per_s == near(STEPS / 0.001, 0.05)
 
 

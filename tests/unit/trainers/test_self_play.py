@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from agent_envs import Matrix, Race
 
 import polopt
-from polopt.command_line.examples import load_example
 from polopt.common.config import ConfigError
 from polopt.rollouts.envs.agent_vector_env import MappedEpisode
 from polopt.tuned_examples import self_play
@@ -168,7 +169,8 @@ def test_example_keeps_the_newest_copies(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(self_play, "GAMES", 4)
     small = {"num_envs_per_worker": 2, "rollout_fragment_length": 40, "num_sgd_iter": 1}
     small |= {"sgd_minibatch_size": 80, "min_time_s_per_iteration": 0}
-    trainer = polopt.SyncPPO({**load_example("connect_four_self_play").config, **small, "seed": 0})
+    file = resources.files("polopt.tuned_examples").joinpath("connect_four_self_play.yaml")
+    trainer = polopt.SyncPPO({**yaml.safe_load(file.read_text())["config"], **small, "seed": 0})
     before = weights_of(trainer, "main")
     for iteration in range(1, 6):
         result = trainer.train()

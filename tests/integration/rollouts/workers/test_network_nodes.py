@@ -60,8 +60,9 @@ def run(
     process = network.start(0, command, env, stdin=pipe, stdout=pipe, stderr=pipe)
     assert process.stdin is not None
     assert process.stdout is not None
-    line = ""
+    answer = ""
     for line in process.stdout:
+        answer = line if line.startswith("{") else answer  # Ray may print, too
         if line.strip() in (changes or {}):
             changes[line.strip()]()  # type: ignore[index]
             process.stdin.write("done\n")
@@ -69,7 +70,7 @@ def run(
     assert process.stderr is not None
     said = process.stderr.read()
     assert process.wait(60) == 0, said[-4000:]
-    found: dict[str, Any] = json.loads(line)
+    found: dict[str, Any] = json.loads(answer)
     return found
 
 
@@ -89,11 +90,11 @@ def test_training_on_three_nodes(network: Network, name: str, transport: str) ->
 
 @pytest.mark.parametrize("name", ["async_gradients", "sync_gradients"])
 def test_slow_link_is_no_failure(network: Network, name: str) -> None:
-    free = {"limit": lambda: network.limit(1, "1mbit"), "free": lambda: network.limit(1, "1gbit")}
+    free = {"limit": lambda: network.limit(1, "2mbit"), "free": lambda: network.limit(1, "1gbit")}
     found = run(network, ["slow_link", name], free)
     assert (found["deaths"], found["hangs"]) == (0, 0)
     if name == "sync_gradients":  # each of eight updates waits for two gradients from this node
-        assert found["slow_s"] > 6 * 2 * found["num_bytes"] * 8 / 1e6
+        assert found["slow_s"] > 6 * 2 * found["num_bytes"] * 8 / 2e6
 
 
 @pytest.mark.parametrize("how", ["end", "cut"])

@@ -184,7 +184,7 @@ class OwnVector(VectorEnv[np.ndarray, np.ndarray, np.ndarray]):
         infos: dict[str, Any] = {}
         if over.any():
             final = {"score": 10.0 * self.time, "_score": over, "rare": np.ones(2), "_rare": ~over}
-            infos = {"final_obs": np.zeros((2, 1), np.float32), "final_info": final}
+            infos = {"final_obs": np.full((2, 1), 0.5, np.float32), "final_info": final}
         self.time[over] = 0
         return np.zeros((2, 1), np.float32), np.ones(2), over, np.zeros(2, bool), infos
 
@@ -204,6 +204,8 @@ def test_infos_of_an_own_vector_implementation() -> None:
         0: {"score"},
         1: {"score"},
     }
+    # In the mode same-step, the observations of the step already belong to the next episodes.
+    assert {float(episode.observation[0]) for episode, _, _ in SEEN} == {0.5}
 
 
 # ---- steps and samples ------------------------------------------------------------------------
