@@ -186,19 +186,3 @@ def waiting_demands(address: str) -> list[tuple[dict[str, float], int]]:
     return [
         (bundle.bundle, bundle.count) for demand in demands for bundle in demand.bundles_by_count
     ]
-
-
-def draining_nodes(address: str) -> frozenset[str]:
-    """Returns the ids of the nodes of a cluster that Ray drains. If Ray has no such function,
-    returns no node, so that workers on such a node are replaced once they have died.
-
-    Args:
-        address: the address of Ray's control service.
-    """
-    try:
-        from ray.autoscaler.v2.sdk import get_cluster_status
-    except ImportError:
-        return frozenset()
-    status = get_cluster_status(address)
-    nodes = (*status.active_nodes, *status.idle_nodes)
-    return frozenset(str(node.node_id) for node in nodes if node.node_status == "DRAINING")
