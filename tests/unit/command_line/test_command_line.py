@@ -81,7 +81,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["cartpole_a3c", "run=PPO"], "key 'run': got 'PPO'. PPO is 'SyncPPO' here"),
         (["PPO", "env=CartPole-v1"], "a preset or a file. PPO is 'SyncPPO' here. 'DDPPO' and"),
         (["ppo"], "a preset or a file. PPO is 'SyncPPO' here. "),
-        (["DDPG"], "a preset or a file. polopt has no DDPG. The most similar"),
+        (["DDPG"], "a preset or a file. DDPG is 'TD3' with"),
         (["R2D2"], "a preset or a file. polopt has no R2D2. It has A2C"),
         (["foo"], "'foo' is not a tuned example, a preset or a file. Examples: "),
         (["cartpole_a3d"], "did you mean 'cartpole_a3c'?"),

@@ -381,7 +381,9 @@ KEPT = {
         **{f"polopt_driver_{key}": "" for key in ("cpus", "memory_bytes", "gpu_share")},
         **dict.fromkeys(("polopt_lag_mean", "polopt_lag_max", "polopt_worker_failures"), "kind"),
         **dict.fromkeys(("polopt_lag_rollouts", "polopt_requests_in_flight"), ""),
-        **dict.fromkeys(("polopt_healthy_workers", "polopt_worker_restarts"), ""),
+        **dict.fromkeys(
+            ("polopt_healthy_workers", "polopt_worker_restarts", "polopt_worker_preemptions"), ""
+        ),
         **dict.fromkeys(("polopt_env_faults", "polopt_non_finite"), ""),
         **dict.fromkeys(("polopt_skipped_updates", "polopt_early_stopped"), ""),
         "polopt_learner": "statistic",

@@ -99,6 +99,7 @@ class Memory(RecurrentNetwork, nn.Module):
 
 def train(builder: Any, model: dict[str, Any], env: Any = "CartPole-v1", **options: Any) -> Any:
     config = {"env": env, "num_workers": 0, "num_envs_per_worker": 4, "seed": 1, **options}
+    config |= {"min_time_s_per_iteration": 0}
     algo = builder.from_dict({**config, "model": model}).build()
     before = algo.get_policy().get_weights().flat.copy()
     algo.train()

@@ -24,6 +24,7 @@ SEEN: list[Any] = []
 def run(builder: Any, callbacks: Any, env: Any = "CartPole-v1", **options: Any) -> Any:
     """Returns an algorithm in this process, after one iteration, and its result."""
     config = {"env": env, "num_workers": 0, "num_envs_per_worker": 2, "seed": 1, **options}
+    config |= {"min_time_s_per_iteration": 0}
     algo = builder.from_dict({**config, "callbacks": callbacks}).build()
     return algo, algo.train()
 
