@@ -201,7 +201,7 @@ def test_state_is_restored_without_a_burst(optimizer: Any) -> None:
     state = optimizer.get_state()
     run(optimizer, 20)
     optimizer.set_state(state)
-    assert optimizer.shards.num_rows == 0
+    assert optimizer.shards.num_rows("default_policy") == 0
     sampled, updates = optimizer.metrics.num_env_steps_sampled, optimizer.metrics.num_updates
     run(optimizer, 30)
     learned = BATCH * (optimizer.metrics.num_updates - updates)

@@ -163,6 +163,7 @@ OPTIONAL = [
     ("dashboard", "comparison/decisions_tab.py"),
     ("torchrl", "collectors/tensordict.py"),
     ("agents", "rollouts/envs/env_sources.py"),
+    ("agents", "tuned_examples/self_play.py"),
 ]
 
 

@@ -73,7 +73,8 @@ def documented(folder: Path) -> list[Path]:
             if first:
                 scripts.append(folder / first[1])
                 scripts[-1].write_text(block)
-            elif "polopt." in block:
+            # Type checkers do not know the paths of RLlib below `polopt.rllib`. They are no files.
+            elif "polopt." in block and not re.search(r"(from|import) polopt\.rllib\.", block):
                 joined.append(block)
         if joined:
             scripts.append(folder / f"page_{page.stem.replace('-', '_').lower()}.py")

@@ -29,6 +29,8 @@ OTHERS = {
     "predict",
     "state",
 }
+OTHERS |= {"checkpoint_frequency", "log_dir"}  # options of Tune, and of trainers
+OTHERS |= {"hiddens"}  # an option of RLlib that the builder takes
 OTHERS |= {"agent_id", "episode", "worker", "rng"}  # arguments of a mapping
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
