@@ -5,12 +5,34 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from polopt.common.add_ons import AddOn
+from polopt.common.add_ons import AddOn, RunListener
 from polopt.common.overrides import Replacement
+
+
+class OneTorchThread(RunListener):
+    """Limits torch to one thread in the driver of a run that learns in NumPy.
+
+    Only the update of the weights is then left to torch. After it, idle threads of torch would
+    spin on the cores on which `side_by_side` computes the next gradient.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    def begin(self) -> None:
+        import torch
+
+        from polopt.policies.fast_cpu.closed_forms import TITLE
+
+        if self._trainer.optimizer.policy.learns_with == TITLE:
+            torch.set_num_threads(1)
 
 
 class FastCPU(AddOn):
     """Computes outputs and gradients in NumPy, unless the option `fast_cpu` is False."""
+
+    def follow(self, trainer: Any) -> RunListener | None:
+        return OneTorchThread(trainer)
 
     def faster(self, policy: Any, method: str) -> Replacement | None:
         if policy.device.type != "cpu":

@@ -17,9 +17,10 @@ import numpy as np
 
 from polopt.common.threads import thread_limit
 
-#: Pieces with fewer multiplications run one after another. The start of a piece in another thread
-#: takes about as long as a million multiplications.
-MIN_WORK = 4_000_000
+#: Pieces with fewer multiplications run one after another, because the start of a piece in another
+#: thread would take about as long as the piece. DQN with 128 rows and 256x256 units, whose pieces
+#: have 9 million, does not gain from a second thread (`make bench ARGS='--only loop-dqn*'`).
+MIN_WORK = 12_000_000
 #: The threads, by their number. A process has one pool, because it has one learner.
 _POOLS: dict[int, ThreadPoolExecutor] = {}
 _HERE = threading.local()

@@ -16,6 +16,7 @@ import torch
 from policy_helpers import make_batch, small_policy
 from replay_helpers import replay_policy, transitions
 
+import polopt
 from polopt.common import threads
 from polopt.policies.fast_cpu import side_by_side as module
 from polopt.policies.fast_cpu.side_by_side import MIN_WORK, side_by_side
@@ -200,3 +201,15 @@ def test_first_weights_do_not_depend_on_the_number_of_threads(name: str) -> None
         assert torch.get_num_threads() == limit
         made.append(policy.flat.get_params())
     np.testing.assert_array_equal(*made)
+
+
+@pytest.mark.parametrize(("fast_cpu", "limit"), [(True, 1), (False, 2)])
+def test_torch_has_one_thread_if_a_run_learns_in_numpy(
+    fast_cpu: bool, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Idle threads of torch would spin on the core of the second thread."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    trainer = polopt.DQN(env="CartPole-v1", num_workers=0, num_cpus_for_driver=2, fast_cpu=fast_cpu)
+    assert torch.get_num_threads() == limit
+    assert threads.thread_limit() == 2
+    trainer.stop()
