@@ -24,6 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sb3"))
 
 import run as of_sb3  # the script of Stable-Baselines3
 
+measuring.WARM_UP_S = 30.0  # JAX compiles meanwhile
+
 
 def loop(args: argparse.Namespace) -> dict[str, Any]:
     """Measures the environment steps per second of a whole training loop."""
