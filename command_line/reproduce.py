@@ -61,7 +61,7 @@ def cell_of(name: str, cells: Sequence[Cell]) -> Cell:
     """Returns the result of a tuned example, or the one of a preset with the shortest runs.
 
     Raises:
-        ConfigError: there is none. The message names all.
+        ConfigError: no published result has this name. The message lists the names.
     """
     for cell in cells:
         if name in (cell.example, cell.preset):

@@ -50,7 +50,7 @@ class Fault:
             `reference`: an argument of the call is lost, because the process that made it died. The
             called process itself has not failed.
             `preemption`: the process has left because its node or the process itself announced its
-            end, or Ray says that its node was preempted. This is no failure.
+            end, or Ray says that its node was preempted. It does not count as a failure.
         message: says where the failure happened and why. If code raised, the message contains the
             traceback. The traceback does not begin with polopt's own frames.
         env_index: the index of the environment within its worker. -1 if a whole vector environment

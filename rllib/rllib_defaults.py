@@ -1,8 +1,9 @@
 """The defaults of RLlib's algorithms where they differ from the defaults of polopt's presets.
 
 An algorithm has the same defaults in all releases of RLlib, with few exceptions. A name that ends
-in `Trainer` has the defaults of releases up to 1.13. Source: the files `rllib/agents/*` of Ray 1.13
-and `rllib/algorithms/*` of Ray 2.7. Options of these files that polopt lacks are not listed.
+in `Trainer` has the defaults of releases up to 1.13. The defaults follow `rllib/agents/*` of Ray
+1.13 and `rllib/algorithms/*` of Ray 2.7. A2C and A3C were compared with these files. Options of
+these files that polopt lacks are not listed.
 """
 
 from __future__ import annotations
@@ -100,8 +101,8 @@ class RLlibAlgorithm(NamedTuple):
 
     Attributes:
         preset: name of the preset in polopt.
-        defaults: options whose defaults differ from the preset's. Keys and units are those of
-            `translation.checked`.
+        defaults: options whose defaults differ from the preset's. They have the keys and
+            units of `translation.checked`.
     """
 
     preset: str

@@ -196,8 +196,8 @@ class CallbackEpisode:
         custom_metrics: a dict of numbers that the callback fills. Results contain the mean, minimum
             and maximum of each number over the episodes of an iteration.
         hist_data: a dict of lists of numbers that the callback fills. Results contain the mean,
-            minimum and maximum over all numbers of a list in all episodes of an iteration, like
-            those of `custom_metrics`.
+            minimum and maximum over all numbers of a list in all episodes of an iteration,
+            beside `custom_metrics`.
         user_data: a dict in which the callback can keep data from one step of the episode to the
             next.
         media: a dict that has no effect.
@@ -402,7 +402,7 @@ def as_polopt_callbacks(given: Any) -> Any:
             get one dict with RLlib's keys.
 
     Raises:
-        ConfigError: the value is none of these, or a class overrides a method that polopt does not
+        ConfigError: the value has another form, or a class overrides a method that polopt does not
             call.
     """
     if given is None or isinstance(given, str) or given == {}:
@@ -708,7 +708,8 @@ class FollowRun(RunListener):
 
     Args:
         trainer: the trainer.
-        old_results: adds the keys of older releases. None if the trainer is no algorithm of RLlib.
+        old_results: adds the keys of older releases. None for a trainer that is not an algorithm
+            of `polopt.rllib`.
     """
 
     def __init__(self, trainer: Any, old_results: OldResults | None) -> None:

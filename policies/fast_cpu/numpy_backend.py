@@ -18,8 +18,9 @@ from polopt.policies.networks.actor_critics import MaskedNetwork, MLPNetwork
 from polopt.policies.networks.backend import Backend, Rows
 from polopt.policies.networks.network import Network
 
-#: Largest number of parameters of a network that learns in NumPy. NumPy was faster up to this size
-#: (docs/performance.md). For a larger network, torch may use more threads than NumPy.
+#: Largest number of parameters of a network that learns in NumPy. In one thread, the gradient of
+#: PPO with 64 to 2,048 rows took 1.1 to 4.9 times as long in torch, for networks up to this size.
+#: For a larger network, torch may use more threads than NumPy.
 MAX_PARAMETERS = 2_000_000
 #: Why a policy learns in torch.
 UNSUPPORTED = "NumPy does not support the network"
