@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
+from polopt.policies.fast_cpu.linear_layer import padded
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, flat_rows, value_layers
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
@@ -117,10 +118,12 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         errors = values.of_stored[-1][:, 0] - targets
         weighted = rows.weights * errors
         critic.backward(values.of_stored, (weighted / np.float32(count))[:, None], needed=False)
-        places = np.flatnonzero(is_worst)
+        found = np.flatnonzero(is_worst)
+        places = np.zeros(padded(len(found)), np.intp)
+        places[: len(found)] = found
         own = [part[places] for part in values.of_new]
         by_inputs = critic.backward(own, np.ones((len(places), 1), np.float32), True, learn=False)
-        by_actions[places] = by_inputs[:, obs.shape[1] :]
+        by_actions[found] = by_inputs[: len(found), obs.shape[1] :]
         return errors, 0.5 * float(np.dot(weighted, errors)) / count
 
     (errors, loss), (other_errors, other_loss) = side_by_side(
@@ -154,7 +157,7 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
 
 def _noise(policy: Any, actor: Layers, count: int) -> np.ndarray:
     """The noise `[B, A]` that `SACPolicy.sampled` would draw next."""
-    size = len(actor.weights[-1]) // 2
+    size = len(actor.steps[-1].weight) // 2
     noise: np.ndarray = policy.shuffle.standard_normal((count, size), dtype=np.float32)
     return noise
 

@@ -1,0 +1,144 @@
+"""`LinearLayer`: a linear layer with its gradients, in NumPy or in oneDNN.
+
+oneDNN is a library that is part of torch. It uses AVX-512 on every processor that has it. NumPy's
+BLAS (OpenBLAS) chooses kernels for AVX2 on some of these processors, such as AMD's, and oneDNN then
+takes about half the time for large products. Both round differently. So the choice does not depend
+on a measurement, but only on the processor, the libraries and the shapes. If the variable
+`ATEN_CPU_CAPABILITY` is `avx2` when torch is imported, NumPy computes everything.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+import threadpoolctl
+import torch
+from torch import nn
+
+from polopt.common.threads import one_torch_thread
+
+#: The smallest numbers of multiplications for which oneDNN is faster than NumPy, in a product with
+#: and without bias and ReLU, although a call of oneDNN takes 10 us longer.
+_MIN_FUSED, _MIN_PRODUCT = 2**20, 2**22
+#: NumPy computes products with fewer rows or columns.
+_MIN_SIDE = 16
+#: oneDNN compiles code for each new shape, which takes 0.3 ms and 0.7 MiB. So only batches whose
+#: size is a multiple of this number use oneDNN.
+_STEP = 32
+#: The names that OpenBLAS has for its kernels for processors with AVX2 but without AVX-512.
+_AVX2_KERNELS = ("Haswell", "Zen")
+#: The operation of torch that computes `X W^T + B` in oneDNN, and then the activation `attr`. The
+#: operation is not public. So it is used only if it has this signature.
+_NAME = "_linear_pointwise"
+_SIGNATURE = (
+    "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, "
+    "str? algorithm) -> Tensor Y"
+)
+
+
+class LinearLayer:
+    """Computes the outputs and the gradients of an `nn.Linear`.
+
+    Args:
+        linear: the layer in torch, on the CPU. Its weights and gradients share their memory with
+            this object. If `learn` will be called, the parameters must already have a `.grad`.
+        relu: whether ReLU follows.
+    """
+
+    def __init__(self, linear: nn.Linear, relu: bool) -> None:
+        self.weight: np.ndarray = linear.weight.detach().numpy()  # [out, in]
+        # These are made only once, because a policy acts in every environment step. With an array
+        # of zeros, NumPy computes a maximum three times as fast as with the number 0.
+        self._transposed, self._bias = self.weight.T, linear.bias.detach().numpy()
+        self._zeros = np.zeros(len(self.weight), np.float32) if relu else None
+        if linear.weight.grad is not None and linear.bias.grad is not None:
+            self._grads = linear.weight.grad.numpy(), linear.bias.grad.numpy()
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Computes outputs `[B, out]` from inputs `[B, in]`, as a new array."""
+        if fits_onednn(len(x), self.weight.shape, _MIN_FUSED):
+            return _in_onednn(x, self.weight, self._bias, "none" if self._zeros is None else "relu")
+        x = x.dot(self._transposed)  # for 8 rows, the overhead of `@` would be a third of the time
+        x += self._bias
+        return x if self._zeros is None else np.maximum(x, self._zeros, out=x)
+
+    def by_inputs(self, gradient: np.ndarray) -> np.ndarray:
+        """Computes the gradient with respect to the inputs, `[B, in]`.
+
+        Args:
+            gradient: gradient of the loss with respect to the outputs of the layer before the
+                activation, `[B, out]`.
+        """
+        if fits_onednn(len(gradient), self.weight.shape):
+            return _in_onednn(gradient, self._transposed)
+        return gradient.dot(self.weight)
+
+    def learn(self, gradient: np.ndarray, inputs: np.ndarray) -> None:
+        """Adds the gradients of the weights and biases to their `.grad`.
+
+        Args:
+            gradient: see `by_inputs`.
+            inputs: inputs of the layer, `[B, in]`.
+        """
+        weight, bias = self._grads
+        if fits_onednn(len(gradient), self.weight.shape):
+            weight += _in_onednn(gradient.T, inputs.T)
+        else:
+            weight += gradient.T.dot(inputs)
+        bias += np.add.reduce(gradient, axis=0)
+
+
+def fits_onednn(count: int, shape: tuple[int, ...], least: int = _MIN_PRODUCT) -> bool:
+    """Whether oneDNN computes the products of a layer.
+
+    Args:
+        count: B, the number of rows of a batch.
+        shape: `[out, in]`, the shape of the weights.
+        least: the smallest number of multiplications.
+    """
+    if count % _STEP or count * math.prod(shape) < least:
+        return False
+    return min(count, *shape) >= _MIN_SIDE and has_onednn()
+
+
+def padded(count: int) -> int:
+    """The number of rows to which a batch of `count` rows should be padded for oneDNN, if its size
+    is different in every update."""
+    return -(-count // _STEP) * _STEP if has_onednn() else count
+
+
+def _in_onednn(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray | None = None, activation: str = "none"
+) -> np.ndarray:
+    """Computes `x @ weight.T + bias`, and then `none` or `relu`. The arrays may be transposed
+    views."""
+    if torch.get_num_threads() != 1:
+        with one_torch_thread():  # with another number of threads, the last bits might differ
+            return _in_onednn(x, weight, bias, activation)
+    tensor = torch.from_numpy
+    shift = None if bias is None else tensor(bias)
+    found: np.ndarray = _operation()(tensor(x), tensor(weight), shift, activation, [], "").numpy()
+    return found
+
+
+@functools.cache
+def has_onednn() -> bool:
+    """Whether oneDNN computes large products on this machine. It does if it has AVX-512, and if the
+    BLAS of NumPy does not use AVX-512."""
+    if _operation() is None or torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    pools = [p for p in threadpoolctl.threadpool_info() if p["internal_api"] == "openblas"]
+    of_numpy = [p for p in pools if "numpy" in p["filepath"]] or pools
+    return any(pool["architecture"] in _AVX2_KERNELS for pool in of_numpy)
+
+
+@functools.cache
+def _operation() -> Any:
+    """The operation of torch with oneDNN, or None if this version of torch does not have it."""
+    found = getattr(torch.ops.mkldnn, _NAME, None)
+    if found is None or str(found.default._schema) != _SIGNATURE:
+        return None
+    return found.default._op
