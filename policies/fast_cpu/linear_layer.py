@@ -27,7 +27,7 @@ _MIN_FUSED, _MIN_PRODUCT = 2**20, 2**22
 _MIN_SIDE = 16
 #: oneDNN compiles code for each new shape, which takes 0.3 ms and 0.7 MiB. So only batches whose
 #: size is a multiple of this number use oneDNN.
-_STEP = 32
+STEP = 32
 #: The names that OpenBLAS has for its kernels for processors with AVX2 but without AVX-512.
 _AVX2_KERNELS = ("Haswell", "Zen")
 #: The operation of torch that computes `X W^T + B` in oneDNN, and then the activation `attr`. The
@@ -50,20 +50,25 @@ class LinearLayer:
 
     def __init__(self, linear: nn.Linear, relu: bool) -> None:
         self.weight: np.ndarray = linear.weight.detach().numpy()  # [out, in]
-        # These are made only once, because a policy acts in every environment step. With an array
-        # of zeros, NumPy computes a maximum three times as fast as with the number 0.
-        self._transposed, self._bias = self.weight.T, linear.bias.detach().numpy()
-        self._zeros = np.zeros(len(self.weight), np.float32) if relu else None
+        self.bias: np.ndarray = linear.bias.detach().numpy()
+        self._transposed = self.weight.T
+        # From this number of rows on, oneDNN may be faster.
+        self._many = math.ceil(_MIN_FUSED / self.weight.size)
+        #: Zeros `[out]` if ReLU follows. With an array of zeros, NumPy computes a maximum three
+        #: times as fast as with the number 0.
+        self.zeros = np.zeros(len(self.weight), np.float32) if relu else None
         if linear.weight.grad is not None and linear.bias.grad is not None:
-            self._grads = linear.weight.grad.numpy(), linear.bias.grad.numpy()
+            self.grads = linear.weight.grad.numpy(), linear.bias.grad.numpy()
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[B, out]` from inputs `[B, in]`, as a new array."""
-        if fits_onednn(len(x), self.weight.shape, _MIN_FUSED):
-            return _in_onednn(x, self.weight, self._bias, "none" if self._zeros is None else "relu")
-        x = x.dot(self._transposed)  # for 8 rows, the overhead of `@` would be a third of the time
-        x += self._bias
-        return x if self._zeros is None else np.maximum(x, self._zeros, out=x)
+        if len(x) >= self._many:
+            return affine(x, self.weight, self.bias, self.zeros)
+        # These lines do the same as `affine`, but faster, because a policy acts in every
+        # environment step. For 8 rows, the overhead of `@` would be a third of the time.
+        x = x.dot(self._transposed)
+        x += self.bias
+        return x if self.zeros is None else np.maximum(x, self.zeros, out=x)
 
     def by_inputs(self, gradient: np.ndarray) -> np.ndarray:
         """Computes the gradient with respect to the inputs, `[B, in]`.
@@ -72,9 +77,7 @@ class LinearLayer:
             gradient: gradient of the loss with respect to the outputs of the layer before the
                 activation, `[B, out]`.
         """
-        if fits_onednn(len(gradient), self.weight.shape):
-            return _in_onednn(gradient, self._transposed)
-        return gradient.dot(self.weight)
+        return product(len(gradient), gradient, self.weight)
 
     def learn(self, gradient: np.ndarray, inputs: np.ndarray) -> None:
         """Adds the gradients of the weights and biases to their `.grad`.
@@ -83,31 +86,59 @@ class LinearLayer:
             gradient: see `by_inputs`.
             inputs: inputs of the layer, `[B, in]`.
         """
-        weight, bias = self._grads
-        if fits_onednn(len(gradient), self.weight.shape):
-            weight += _in_onednn(gradient.T, inputs.T)
-        else:
-            weight += gradient.T.dot(inputs)
+        weight, bias = self.grads
+        weight += product(len(gradient), gradient.T, inputs)
         bias += np.add.reduce(gradient, axis=0)
 
 
-def fits_onednn(count: int, shape: tuple[int, ...], least: int = _MIN_PRODUCT) -> bool:
-    """Whether oneDNN computes the products of a layer.
+def affine(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, zeros: np.ndarray | None
+) -> np.ndarray:
+    """Computes `x @ weight.T + bias`, `[B, out]`, as a new array.
 
     Args:
-        count: B, the number of rows of a batch.
-        shape: `[out, in]`, the shape of the weights.
+        x: `[B, in]`.
+        weight: `[out, in]`.
+        bias: `[out]`.
+        zeros: zeros `[out]`, so that ReLU follows, or None.
+    """
+    if _fits(len(x), (len(x), *weight.shape), _MIN_FUSED):
+        return _in_onednn(x, weight, bias, "none" if zeros is None else "relu")
+    x = x.dot(weight.T)
+    x += bias
+    return x if zeros is None else np.maximum(x, zeros, out=x)
+
+
+def product(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Computes `a @ b` as a new array.
+
+    Args:
+        count: B, the size of the batch. It is one of the dimensions of `a` and `b`.
+        a: `[M, K]`. Both arrays may be transposed views.
+        b: `[K, N]`.
+    """
+    if _fits(count, (*a.shape, b.shape[1]), _MIN_PRODUCT):
+        return _in_onednn(a, b.T)
+    return a.dot(b)
+
+
+def _fits(count: int, sides: tuple[int, ...], least: int) -> bool:
+    """Whether oneDNN computes a product.
+
+    Args:
+        count: B, the size of the batch.
+        sides: the three dimensions of the product.
         least: the smallest number of multiplications.
     """
-    if count % _STEP or count * math.prod(shape) < least:
+    if count % STEP or math.prod(sides) < least:
         return False
-    return min(count, *shape) >= _MIN_SIDE and has_onednn()
+    return min(sides) >= _MIN_SIDE and has_onednn()
 
 
 def padded(count: int) -> int:
     """The number of rows to which a batch of `count` rows should be padded for oneDNN, if its size
     is different in every update."""
-    return -(-count // _STEP) * _STEP if has_onednn() else count
+    return -(-count // STEP) * STEP if has_onednn() else count
 
 
 def _in_onednn(
@@ -118,10 +149,14 @@ def _in_onednn(
     if torch.get_num_threads() != 1:
         with one_torch_thread():  # with another number of threads, the last bits might differ
             return _in_onednn(x, weight, bias, activation)
-    tensor = torch.from_numpy
-    shift = None if bias is None else tensor(bias)
-    found: np.ndarray = _operation()(tensor(x), tensor(weight), shift, activation, [], "").numpy()
+    shift = None if bias is None else _tensor(bias)
+    found: np.ndarray = _operation()(_tensor(x), _tensor(weight), shift, activation, [], "").numpy()
     return found
+
+
+def _tensor(array: np.ndarray) -> torch.Tensor:
+    # torch warns of arrays that are read-only, as arrays from Ray's object store are.
+    return torch.from_numpy(array if array.flags.writeable else array.copy(order="K"))
 
 
 @functools.cache

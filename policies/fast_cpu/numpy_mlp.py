@@ -130,6 +130,9 @@ class Layers:
         self.steps = [
             LinearLayer(linear, relu and i < self._activated) for i, linear in enumerate(linears)
         ]
+        self._with_tanh = [
+            (step, i < self._activated and not relu) for i, step in enumerate(self.steps)
+        ]
         #: The number of multiplications of a forward pass for one row.
         self.work = sum(step.weight.size for step in self.steps)
 
@@ -140,9 +143,9 @@ class Layers:
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Returns a list of the input and the outputs of all layers."""
         done = [x]
-        for i, step in enumerate(self.steps):
+        for step, has_tanh in self._with_tanh:
             x = step(x)
-            if i < self._activated and not self._relu:
+            if has_tanh:
                 np.tanh(x, out=x)
             done.append(x)
         return done

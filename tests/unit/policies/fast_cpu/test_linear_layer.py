@@ -69,6 +69,28 @@ def test_layers_in_onednn_equal_layers_in_numpy(
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("error")
+def test_inputs_may_be_views_and_read_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = onednn_calls(monkeypatch)
+    linear = nn.Linear(160, 128)
+    for parameter in linear.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    layer = LinearLayer(linear, relu=False)
+    wide = np.random.default_rng(0).standard_normal((512, 200), dtype=np.float32)
+    view = wide[::2, 7:167]
+    view.flags.writeable = False
+    gradient = np.ones((256, 128), np.float32)
+    gradient.flags.writeable = False
+    expected = view.astype(np.float64) @ layer.weight.T + layer.bias
+    np.testing.assert_allclose(layer(view), expected, atol=1e-4)
+    np.testing.assert_allclose(
+        layer.by_inputs(gradient), np.tile(layer.weight.sum(axis=0), (256, 1)), atol=1e-4
+    )
+    layer.learn(gradient, view)
+    np.testing.assert_allclose(layer.grads[0], np.tile(view.sum(axis=0), (128, 1)), atol=1e-3)
+    assert len(calls) == 3
+
+
 def test_sac_learns_the_same_in_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
     """The critics compute the gradients for the actor in padded batches."""
     weights, products = [], []
