@@ -169,9 +169,7 @@ class Layers:
         for i in reversed(range(len(self.steps))):
             step = self.steps[i]
             if i < self._activated:
-                out = done[i + 1]
-                # The derivative of tanh is 1 - out^2. The derivative of ReLU is 1 if out > 0.
-                gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
+                gradient = gradient * slope(done[i + 1], self._relu)
             onward = needed or i > 0
             if learn and onward:
                 gradient, _ = side_by_side(
@@ -184,6 +182,11 @@ class Layers:
             elif onward:
                 gradient = step.by_inputs(gradient)
         return gradient
+
+
+def slope(out: np.ndarray, relu: bool) -> np.ndarray:
+    """The derivative of ReLU or tanh, from the outputs of ReLU or tanh."""
+    return out > 0.0 if relu else 1.0 - out * out
 
 
 def flat_rows(obs: np.ndarray) -> np.ndarray:

@@ -184,7 +184,7 @@ def weights_after(
     with Begun(3) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_WORK", 0)
         patch.setitem(module._POOLS, limit, pool)
-        if name in ("dqn", "sac", "td3"):
+        if name in ("crossq", "dqn", "sac", "td3"):
             policy = replay_policy(name, **options)
             rows: Any = transitions(policy, count)
         else:
@@ -214,7 +214,7 @@ def test_products_in_onednn_do_not_depend_on_the_number_of_threads(
 
 
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo", "a2c", "appo"])
+@pytest.mark.parametrize("name", ["crossq", "dqn", "sac", "td3", "ppo", "a2c", "appo"])
 def test_weights_do_not_depend_on_the_number_of_threads(name: str, shared: bool) -> None:
     options = {"model": {"fcnet_hiddens": [48, 32], "vf_share_layers": shared}}
     alone, num_pieces = weights_after(name, 1, **options)
