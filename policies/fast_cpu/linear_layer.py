@@ -88,7 +88,7 @@ class LinearLayer:
         """
         weight, bias = self.grads
         weight += product(len(gradient), gradient.T, inputs)
-        bias += np.add.reduce(gradient, axis=0)
+        bias += column_sums(gradient)
 
 
 def affine(
@@ -120,6 +120,12 @@ def product(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
     if _fits(count, (*a.shape, b.shape[1]), _MIN_PRODUCT):
         return _in_onednn(a, b.T)
     return a.dot(b)
+
+
+def column_sums(array: np.ndarray) -> np.ndarray:
+    """The sums `[N]` over the rows of an array `[B, N]`. A product takes less time than `sum`."""
+    sums: np.ndarray = np.ones(len(array), np.float32).dot(array)
+    return sums
 
 
 def _fits(count: int, sides: tuple[int, ...], least: int) -> bool:

@@ -21,7 +21,7 @@ from torch import nn
 
 from polopt.common.overrides import runs_as_written
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
-from polopt.policies.fast_cpu.linear_layer import LinearLayer, affine, product
+from polopt.policies.fast_cpu.linear_layer import LinearLayer, affine, column_sums, product
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, why_not_small
 from polopt.policies.fast_cpu.numpy_mlp import flat_rows, slope
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
@@ -93,7 +93,7 @@ class NormedLayer:
     def train(self, x: np.ndarray) -> tuple[np.ndarray, _Trained]:
         """Outputs `[B, out]` of inputs `[B, in]` in training mode. Moves the running statistics."""
         norm, count = self._norm, np.float32(len(x))
-        mean = _column_sums(x) / count
+        mean = column_sums(x) / count
         centred = x - mean
         variance = np.einsum("bi,bi->i", centred, centred) / count
         deviation = np.sqrt(variance + np.float32(norm.epsilon))
@@ -129,7 +129,7 @@ class NormedLayer:
         if needed:
             pieces.append(partial(product, count, gradient, done.scaled))
         by_scaled, *found = side_by_side(count * weight.size, *pieces)
-        sums = _column_sums(gradient)
+        sums = column_sums(gradient)
         # Sums over the batch of the gradient with respect to the normalised inputs, and of its
         # product with the centred inputs.
         by_offset = sums.dot(weight)
@@ -348,8 +348,8 @@ def crossq(
                 )
             ),
         )
-        actor.backward(sample.done, of_actor[0][1], by_params_of(policy, sample, by_actions))
-        stats |= learn_temperature(policy, sample, np.minimum(q, other_q))
+        actor.backward(sample.done, of_actor[0][1], by_params_of(policy, alpha, sample, by_actions))
+        stats |= learn_temperature(policy, alpha, sample, np.minimum(q, other_q))
         stats["total_loss"] += stats["policy_loss"]
     stats["alpha_value"] = float(alpha)
     absolute = 0.5 * (np.abs(errors) + np.abs(other_errors))
@@ -362,9 +362,3 @@ def _trained_sample(
     """New actions of the actor in training mode, and what its `backward` needs besides."""
     outputs, trained = actor.train(obs)
     return sampled(policy, lambda _: outputs, obs, noise), trained
-
-
-def _column_sums(array: np.ndarray) -> np.ndarray:
-    # A product is faster than `sum`.
-    sums: np.ndarray = np.ones(len(array), np.float32).dot(array)
-    return sums

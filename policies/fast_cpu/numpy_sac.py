@@ -131,9 +131,11 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         partial(learn, critics[0], first, first_is_worst),
         partial(learn, critics[1], second, ~first_is_worst),
     )
-    layers.actor.backward(sample.done, by_params_of(policy, sample, by_actions), needed=False)
+    layers.actor.backward(
+        sample.done, by_params_of(policy, alpha, sample, by_actions), needed=False
+    )
     worst = np.minimum(first.of_new[-1][:, 0], second.of_new[-1][:, 0])
-    stats = learn_temperature(policy, sample, worst)
+    stats = learn_temperature(policy, alpha, sample, worst)
     vf_loss = loss + other_loss
     stats |= {"vf_loss": vf_loss, "total_loss": vf_loss + stats["policy_loss"]}
     stats["alpha_value"] = float(alpha)
@@ -209,16 +211,19 @@ def set_by_actions(
     by_actions[places] = by_inputs[:count, -by_actions.shape[1] :]
 
 
-def by_params_of(policy: Any, sample: Sample, by_actions: np.ndarray) -> np.ndarray:
+def by_params_of(
+    policy: Any, alpha: np.float32, sample: Sample, by_actions: np.ndarray
+) -> np.ndarray:
     """The gradient of the loss of the actor with respect to its outputs, `[B, 2 A]`.
 
     Args:
-        policy: has the temperature.
+        policy: has the bounds of log standard deviations.
+        alpha: the temperature.
         sample: new actions.
         by_actions: gradients of the smallest Q-values with respect to these actions, `[B, A]`.
     """
     count = np.float32(len(by_actions))
-    each = alpha_of(policy) / count
+    each = alpha / count
     # `by_raw` is the gradient with respect to the actions before tanh. It is also the gradient with
     # respect to the means. `by_log_std` is the gradient with respect to the log standard
     # deviations.
@@ -230,11 +235,14 @@ def by_params_of(policy: Any, sample: Sample, by_actions: np.ndarray) -> np.ndar
     return np.concatenate([by_raw, by_log_std], axis=1)
 
 
-def learn_temperature(policy: Any, sample: Sample, values: np.ndarray) -> dict[str, float]:
+def learn_temperature(
+    policy: Any, alpha: np.float32, sample: Sample, values: np.ndarray
+) -> dict[str, float]:
     """Adds the gradient of the temperature. Returns the statistics of the actor.
 
     Args:
-        policy: has the temperature.
+        policy: has the target entropy, and the parameter of the temperature.
+        alpha: the temperature.
         sample: new actions.
         values: the smallest Q-values of these actions, `[B]`.
     """
@@ -243,7 +251,7 @@ def learn_temperature(policy: Any, sample: Sample, values: np.ndarray) -> dict[s
     if policy.target_entropy is not None:
         by_log_alpha = policy.log_alpha.grad.numpy()
         by_log_alpha -= log_prob + policy.target_entropy
-    loss = float(alpha_of(policy)) * log_prob - float(np.add.reduce(values)) / count
+    loss = float(alpha) * log_prob - float(np.add.reduce(values)) / count
     return {"policy_loss": loss, "entropy": -log_prob}
 
 
