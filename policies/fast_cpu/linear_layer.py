@@ -20,9 +20,10 @@ from torch import nn
 
 from polopt.common.threads import one_torch_thread
 
-#: The smallest numbers of multiplications for which oneDNN is faster than NumPy, in a product with
-#: and without bias and ReLU, although a call of oneDNN takes 10 us longer.
-_MIN_FUSED, _MIN_PRODUCT = 2**20, 2**22
+#: The smallest numbers of multiplications for which oneDNN is faster than NumPy, with and without
+#: bias and ReLU. A call of oneDNN takes 10 us longer. On busy cores, products with less than
+#: `_MIN_PRODUCT` do not gain.
+_MIN_FUSED, _MIN_PRODUCT = 2**20, 2**23
 #: NumPy computes products with fewer rows or columns.
 _MIN_SIDE = 16
 #: oneDNN compiles code for each new shape, which takes 0.3 ms and 0.7 MiB. So only batches whose

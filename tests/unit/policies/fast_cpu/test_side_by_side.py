@@ -200,7 +200,7 @@ def weights_after(
 def test_products_in_onednn_do_not_depend_on_the_number_of_threads(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    options = {"model": {"fcnet_hiddens": [128, 128]}}
+    options = {"model": {"fcnet_hiddens": [192, 192]}}
     calls = onednn_calls(monkeypatch)
     alone, _ = weights_after(name, 1, 256, **options)
     count = len(calls)
