@@ -31,9 +31,8 @@ _MIN_SIDE = 16
 STEP = 32
 #: The names that OpenBLAS has for its kernels for processors with AVX2 but without AVX-512.
 _AVX2_KERNELS = ("Haswell", "Zen")
-#: The operation of torch that computes `X W^T + B` in oneDNN, and then the activation `attr`. The
-#: operation is not public. So it is used only if it has this signature.
-_NAME = "_linear_pointwise"
+#: The signature of the operation of torch that computes `X W^T + B` in oneDNN, and then the
+#: activation `attr`. The operation is not public, so it is used only with this signature.
 _SIGNATURE = (
     "mkldnn::_linear_pointwise(Tensor X, Tensor W, Tensor? B, str attr, Scalar?[] scalars, "
     "str? algorithm) -> Tensor Y"
@@ -180,7 +179,8 @@ def has_onednn() -> bool:
 @functools.cache
 def _operation() -> Any:
     """The operation of torch with oneDNN, or None if this version of torch does not have it."""
-    found = getattr(torch.ops.mkldnn, _NAME, None)
-    if found is None or str(found.default._schema) != _SIGNATURE:
+    try:
+        found = torch.ops.mkldnn._linear_pointwise.default
+    except AttributeError:
         return None
-    return found.default._op
+    return found if str(found._schema) == _SIGNATURE else None

@@ -115,6 +115,12 @@ def test_batches_of_any_size_need_few_shapes(monkeypatch: pytest.MonkeyPatch) ->
     assert padded(33) == 33
 
 
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN")
+def test_torch_has_the_operation() -> None:
+    """Without the operation, polopt works, but is slower on some machines."""
+    assert linear_layer._operation() is not None
+
+
 @pytest.mark.parametrize(
     ("capability", "kernels", "signature", "chosen"),
     [
