@@ -13,7 +13,7 @@ from source_tree import ROOT
 from polopt.collectors.collector_config import CollectorConfig
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-TABLES = ("collector.md", "pytorchrl.md", "faults.md")
+TABLES = ("collector.md", "pytorchrl.md", "fault-list.md")
 COLLECTOR = (ROOT / "docs" / "collector.md").read_text()
 
 
