@@ -1,9 +1,8 @@
 """`sac`: the closed form of the gradients of SAC's losses, in NumPy.
 
-The matrix products take as long as in torch, but NumPy does not have the overhead of autograd. The
-gradient of the actor needs only the smaller Q-value of each row. So for this gradient, each critic
-does the backward pass only for the rows in which its Q-value is the smaller one. This is about half
-of all rows.
+NumPy does not have the overhead of autograd. The gradient of the actor needs only the smaller
+Q-value of each row. So for this gradient, each critic does the backward pass only for the rows in
+which its Q-value is the smaller one. This is about half of all rows.
 """
 
 from __future__ import annotations
