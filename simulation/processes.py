@@ -458,24 +458,28 @@ class VirtualTransport(Transport):
 
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
         scene, engine = self.scene, self.scene.engine
-        # The next two lines look at every ticket, as other transports do. So they count as the
-        # driver's own code.
+        # This line looks at every ticket, as other transports do. So it counts as the driver's own
+        # code.
         ready = run_here(tickets) or self._arrived(tickets)
+        self._news.clear()
         scene.note_own_time()
-        ready = ready or self._arrived(tickets)  # what came while the driver's own code ran
         if not ready:
-            self._news.clear()
-            wanted, until_s = set(map(id, tickets)), engine.now_s + timeout_s
-            while not any(id(ticket) in wanted for ticket in self._news):
-                self._news.clear()
-                if not engine.run_next(until_s):
-                    if engine.next_s == float("inf") and timeout_s > 0.0:
-                        raise RuntimeError("the simulation waits for a call that never ends")
-                    break
-            for ticket in self._news:
-                ticket.was_awaited = True
+            wanted, until_s = set(tickets), engine.now_s + timeout_s
+            ready = self._new_of(wanted)  # what came while the driver's own code ran
+            while not ready and engine.run_next(until_s):
+                ready = self._new_of(wanted)
+                for ticket in ready:
+                    ticket.was_awaited = True
+            if not ready and engine.next_s == float("inf") and timeout_s > 0.0:
+                raise RuntimeError("the simulation waits for a call that never ends")
         scene.begin_own_time()
-        return ready or self._arrived(tickets)
+        return list(ready)
+
+    def _new_of(self, wanted: set[Ticket]) -> list[VirtualTicket]:
+        """Returns the wanted calls among the news, in order of arrival, and forgets the news."""
+        found = [ticket for ticket in self._news if ticket in wanted]
+        self._news.clear()
+        return found
 
     @staticmethod
     def _arrived(tickets: Collection[Ticket]) -> list[Ticket]:

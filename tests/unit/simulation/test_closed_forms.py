@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ import pytest
 from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.rollouts.workers.call import Call, Reply
+from polopt.rollouts.workers.calls import Calls
 from polopt.simulation import predictions
 from polopt.simulation.costs import WARM_UP_S, Learning, MessageCosts
 from polopt.simulation.engine import Engine, Link
@@ -172,6 +176,38 @@ def test_fragments_of_stragglers_end_early() -> None:
         for share in (1.0, 0.5)
     ]
     assert rates[1] > 1.15 * rates[0]
+
+
+@pytest.mark.parametrize("workers", [4, 32])
+def test_a_round_looks_at_each_rank_a_few_times(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, rounds = 0, 0
+    pending, stop_early = Calls.pending, Calls.stop_early
+    await_samples = DecentralizedAllReduce._await_samples
+
+    def counted_pending(calls: Calls) -> list[Call]:
+        nonlocal looked_at
+        found = pending(calls)
+        looked_at += len(found)
+        return found
+
+    def counted_stop(calls: Calls, stopped: Sequence[Call], keep_steps: int) -> None:
+        nonlocal looked_at
+        looked_at += len(stopped)
+        stop_early(calls, stopped, keep_steps)
+
+    def counted_round(optimizer: DecentralizedAllReduce) -> list[Reply]:
+        nonlocal rounds
+        rounds += 1
+        return await_samples(optimizer)
+
+    monkeypatch.setattr(Calls, "pending", counted_pending)
+    monkeypatch.setattr(Calls, "stop_early", counted_stop)
+    monkeypatch.setattr(DecentralizedAllReduce, "_await_samples", counted_round)
+    waits = np.random.default_rng(2).lognormal(math.log(STEP_S), 1.5, 500)
+    outcome(calibrated("DDPPO", 16, wait_s=waits), workers)
+    assert looked_at / rounds <= 3 * workers
 
 
 @pytest.mark.parametrize("preset", ["A2C", "IMPALA", "DQN", "ApexDQN"])
