@@ -488,16 +488,16 @@ def on_one_core(core: int | None) -> Iterator[None]:
 
 
 def sample_and_learn(worker: RolloutWorker, core: int | None, seconds: float) -> float:
-    """Runs in a worker: samples fragments, and computes their gradients if the policy gives
-    gradients. Returns the processor time of one fragment."""
+    """Runs in a worker: samples fragments, and computes their gradients if the policy
+    computes gradients of fragments. Returns the processor time of one fragment."""
     policy: Any = worker.policy
-    count = 0
+    learns, count = policy.learns_from is SampleBatch and policy.gives_gradients(), 0
     with on_one_core(core):
         worker.next_batch()
         began_s, until_s = time.thread_time(), time.monotonic() + seconds
         while not count or time.monotonic() < until_s:
             batch = worker.next_batch()
-            if policy.gives_gradients():
+            if learns:
                 for _ in policy.minibatch_gradients(batch):
                     pass
             count += 1

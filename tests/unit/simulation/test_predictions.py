@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes import worker_config
 from simulated_toys import MANY, calibrated
 
 from polopt.common.config import ConfigError
+from polopt.policies.dqn import DQNPolicy
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.simulation import predictions
-from polopt.simulation.calibration import check_supported
+from polopt.simulation.calibration import check_supported, sample_and_learn
 from polopt.simulation.costs import Costs, Curve, Learning
 from polopt.simulation.plan_command import Choice, rank, reason
 from polopt.simulation.predict_function import predict
@@ -184,11 +189,50 @@ def test_equal_rates_are_ranked_by_lag() -> None:
     assert ranked[0].command("Acrobot-v1") == "polopt train A2C env=Acrobot-v1 a=1 num_workers=4"
 
 
-def test_the_page_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[3]
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    import predicted_rates as benchmark
+# ---- calibrations and benchmarks ----------------------------------------------------------------
 
+
+@pytest.mark.parametrize("policy", ["a2c", DQNPolicy])
+def test_the_work_of_a_worker_on_one_core_is_measured(policy: Any) -> None:
+    """DQN gives gradients, but not of fragments."""
+    worker = RolloutWorker(worker_config(policy), 1)
+    before = os.sched_getaffinity(0)
+    assert 0.0 < sample_and_learn(worker, min(before), 0.0) < 10.0
+    assert os.sched_getaffinity(0) == before
+    worker.stop()
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    return importlib.import_module("predicted_rates")
+
+
+def test_pairs_of_an_earlier_model_are_kept_beside_the_new_ones(benchmark: Any) -> None:
+    row: dict[str, Any] = {"rate": 110.0, "low": 1.0, "high": 2.0, "one_worker": 60.0, "lag": 0.0}
+    row |= {"bottleneck": "the workers", "at": 1}
+    run = {"rate": 100.0, "lag": 0.0, "at": 2, "others": 0.0}
+    names = [f"{kind} sync_samples constant 8" for kind in ("predicted", "measured")]
+    store: dict[str, Any] = dict(zip(names, (row, run), strict=True))
+    assert benchmark.to_predict(store, "sync_samples", "constant", [8]) == [8]
+    new = {**row, "model": benchmark.MODEL, "rate": 104.0, "at": 3}
+    benchmark.put_prediction(store, ("sync_samples", "constant", 8), new)
+    assert benchmark.to_predict(store, "sync_samples", "constant", [8]) == []
+    assert not benchmark.pairs_of(store), "the measurement was made before the prediction"
+    assert [round(pair.error, 2) for pair in benchmark.pairs_of(store, "earlier ")] == [0.1]
+    store[names[1]] = {**run, "at": 4, "others": 1.5}
+    assert not benchmark.is_good(store[names[1]]), "it is measured again"
+    assert any("(other programs ran) | +4%" in line for line in benchmark.table(store))
+    benchmark.put_prediction(store, ("sync_samples", "constant", 8), new)
+    assert len(benchmark.pairs_of(store, "earlier ")) == 1, "the same model has no earlier pair"
+
+
+def test_the_knee_is_where_the_plateau_meets_the_first_line(benchmark: Any) -> None:
+    assert benchmark.knee({1: 10.0, 2: 20.0, 4: 39.0, 8: 60.0, 16: 60.0}) == pytest.approx(6.0)
+    assert benchmark.knee({1: 10.0, 2: 20.0, 4: 40.0}) is None
+
+
+def test_the_page_shows_the_stored_runs(benchmark: Any) -> None:
     store = benchmark.read_runs(benchmark.STORE)
     shown = benchmark.PAGE.read_text().partition(benchmark.BEGIN)[2].partition(benchmark.END)[0]
     assert shown.strip() == "\n".join(benchmark.table(store)).strip()
