@@ -90,7 +90,7 @@ STRATEGIES: dict[str, tuple[str, dict[str, Any]]] = {
 KNEES = ("async_gradients", "sync_samples", "async_samples")
 #: The strategies that differ for HalfCheetah, which has continuous actions.
 CHEETAHS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sync_samples": ("SyncPPO", {}),
+    "sync_samples": ("SyncPPO", {"train_batch_size": 500}),
     "sync_replay": ("SAC", {"buffer_size": 20_000, "learning_starts": 500}),
     "async_replay": (
         "PolicyOptimizerTrainer",
@@ -138,6 +138,9 @@ class Sleeping(gymnasium.Env[np.ndarray, int]):
         time.sleep(self.duration_s())
         self.steps += 1
         return np.zeros(4, np.float32), 1.0, self.steps == 500, False, {}
+
+
+gymnasium.register("Sleeping-v0", entry_point=Sleeping)
 
 
 def make_sleeping(config: Any) -> Sleeping:
@@ -320,6 +323,8 @@ def measured(trainer: Any, seconds: float) -> dict[str, Any]:
             lags.append(lag)
             parts.append((steps - last) / (now_s - last_s))
             last_s, last = now_s, steps
+    if last == before:
+        raise RuntimeError(f"no step was counted within {seconds:g} s")
     error = statistics.stdev(parts) / len(parts) ** 0.5 if len(parts) > 1 else 0.0
     return {
         "rate": round((last - before) / (last_s - began_s), 1),

@@ -172,8 +172,10 @@ class Network:
             time.sleep(0.1)
 
     def end(self, node: int) -> None:
-        """Kills all processes of a node."""
-        init = self._inits.pop(node)
+        """Kills all processes of a node, if it has any."""
+        init = self._inits.pop(node, None)
+        if init is None:
+            return
         init.kill()  # `unshare --kill-child` takes all others with it
         init.wait(60)
 

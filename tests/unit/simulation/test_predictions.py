@@ -20,7 +20,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.simulation import predictions
 from polopt.simulation.calibration import check_supported, sample_and_learn
 from polopt.simulation.costs import Costs, Curve, Learning
-from polopt.simulation.plan_command import Choice, rank, reason
+from polopt.simulation.plan_command import Choice, grown, rank, reason
 from polopt.simulation.predict_function import predict
 from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
 from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
@@ -177,6 +177,13 @@ def test_the_report_says_where_the_rate_saturates_and_that_cores_are_oversubscri
     assert content["predictions"] == [dataclasses.asdict(one) for one in made]
 
 
+@pytest.mark.parametrize(("most", "expected"), [(1, [1]), (4, [1, 2, 4])])
+def test_a_plan_tries_no_more_workers_than_allowed(most: int, expected: list[int]) -> None:
+    sleeping = calibrated("A3C", wait_s=0.01)
+    found = grown("A3C", (), sleeping, 2.0, 0.1, most)
+    assert [choice.workers for choice in found] == expected
+
+
 def test_equal_rates_are_ranked_by_lag() -> None:
     def choice(preset: str, rate: float, lag: float, workers: int = 4) -> Choice:
         return Choice(preset, ("a=1",), workers, rate, rate, rate, lag, "the cores")
@@ -230,6 +237,45 @@ def test_pairs_of_an_earlier_model_are_kept_beside_the_new_ones(benchmark: Any) 
 def test_the_knee_is_where_the_plateau_meets_the_first_line(benchmark: Any) -> None:
     assert benchmark.knee({1: 10.0, 2: 20.0, 4: 39.0, 8: 60.0, 16: 60.0}) == pytest.approx(6.0)
     assert benchmark.knee({1: 10.0, 2: 20.0, 4: 40.0}) is None
+
+
+def test_a_task_is_planned_and_its_grid_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    grids: Any = importlib.import_module("planned_first")
+    first = grids.read_way(
+        "polopt train A3C env=Sleeping-v0 env_config.sleep=heavy num_envs_per_worker=16 "
+        "rollout_fragment_length=40 num_workers=4"
+    )
+    options = {"num_envs_per_worker": 16, "rollout_fragment_length": 40, "num_workers": 4}
+    assert first == grids.Way("A3C", options)
+    with pytest.raises(ValueError, match="no command line"):
+        grids.read_way("no strategy fits")
+    store: dict[str, Any] = {}
+    asked: list[tuple[str, float]] = []
+    rates = dict(zip(map(str, grids.grid()), range(100, 1000), strict=False)) | {str(first): 115.0}
+
+    def measure(way: Any, seconds: float) -> dict[str, Any]:
+        asked.append((str(way), seconds))
+        return {"rate": rates[str(way)]}
+
+    def task() -> None:
+        row = {"preset": "A3C", "options": options, "predicted": 117.0}
+        grids.run_task("Acrobot", store, grids.grid(), lambda: row, measure, 2.0, lambda: None)
+
+    task()
+    best = [str(way) for way in grids.grid()[: -grids.BEST - 1 : -1]]
+    assert asked[-4:] == [(str(first), 6.0), *((way, 6.0) for way in best)]
+    count = len(asked)
+    task()
+    assert len(asked) == count, "nothing is repeated"
+    found = grids.verdict("Acrobot", store)
+    assert (found["best"], found["best_rate"], found["good"]) == (best[0], 123, True)
+    store[f"again Acrobot: {first}"] = {"rate": 110.0}
+    assert not grids.verdict("Acrobot", store)["good"]
+    del store[f"again Acrobot: {best[1]}"]
+    assert grids.verdict("Acrobot", store) is None, "the task is not complete"
+    shown = grids.PAGE.read_text().partition(grids.BEGIN)[2].partition(grids.END)[0]
+    assert shown.strip() == "\n".join(grids.table(grids.read_runs(grids.STORE))).strip()
 
 
 def test_the_page_shows_the_stored_runs(benchmark: Any) -> None:
