@@ -26,7 +26,7 @@ from polopt.optimizers.rank_group import RankGroup, checksum, numbers_of
 from polopt.policies.learning.weight_updater import Updates
 from polopt.rollouts.rollout_config import RolloutConfig, sockets_for_zmq
 from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
-from polopt.rollouts.workers.call import Call, Reply
+from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_handle import WorkerHandle
@@ -272,7 +272,7 @@ class DecentralizedAllReduce(PolicyOptimizer):
         self.timers["skew"].push(self._skew_s)
         return sampled
 
-    def _sampling(self) -> dict[WorkerHandle, Call]:
+    def _sampling(self) -> dict[WorkerHandle, Reply]:
         """Returns the pending call of `sample_and_keep` of each rank that has one."""
         return {call.worker: call for call in self.calls.pending() if call.tag == "sample"}
 
