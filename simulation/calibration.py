@@ -129,8 +129,8 @@ def calibrate(
     if messages is None:
         costs = _with_messages(experiment, config, costs, examples, nodes)
     else:
-        kept = ("message", "remote_message", "exchange_s", "exchange_wait_s", "exchange_byte_s")
-        kept += ("shared_exchange_s", "crowded", "start_s")
+        exchange = ("exchange_s", "exchange_wait_s", "exchange_byte_s", "shared_exchange_s")
+        kept = ("message", "remote_message", *exchange, "crowded", "start_s")
         costs = dataclasses.replace(costs, **{name: getattr(messages, name) for name in kept})
     return Calibration(experiment, config, costs, examples)
 

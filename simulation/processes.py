@@ -476,15 +476,16 @@ class VirtualTransport(Transport):
         scene.note_own_time()
         if not ready:
             wanted, until_s = set(tickets), engine.now_s + timeout_s
-            ready = self._new_of(wanted)  # what came while the driver's own code ran
-            while not ready and engine.run_next(until_s):
-                ready = self._new_of(wanted)
-                for ticket in ready:
+            new = self._new_of(wanted)  # what came while the driver's own code ran
+            while not new and engine.run_next(until_s):
+                new = self._new_of(wanted)
+                for ticket in new:
                     ticket.was_awaited = True
-            if not ready and engine.next_s == float("inf") and timeout_s > 0.0:
+            if not new and engine.next_s == float("inf") and timeout_s > 0.0:
                 raise RuntimeError("the simulation waits for a call that never ends")
+            ready = [*new]
         scene.begin_own_time()
-        return list(ready)
+        return ready
 
     def _new_of(self, wanted: set[Ticket]) -> list[VirtualTicket]:
         """Returns the wanted calls among the news, in order of arrival, and forgets the news."""
