@@ -37,7 +37,7 @@ import gymnasium
 import numpy as np
 import ray
 from about import about
-from quiet import QUIET_CORES, wait_until_quiet, watching_others
+from quiet import QUIET_CORES, is_good, wait_until_quiet, watching_others
 from stored_runs import read_runs, write_runs
 
 import polopt
@@ -187,11 +187,6 @@ def chosen_strategies(stage: str, only: list[str]) -> list[str]:
 def key(kind: str, strategy: str, stage: str, workers: int) -> str:
     """Returns the name of a stored entry."""
     return f"{kind} {strategy} {stage} {workers}"
-
-
-def is_good(entry: dict[str, Any] | None) -> bool:
-    """Whether there is an entry, and other programs left the machine alone meanwhile."""
-    return entry is not None and (entry.get("others") or 0.0) <= QUIET_CORES
 
 
 def to_predict(store: dict[str, Any], strategy: str, stage: str, workers: list[int]) -> list[int]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 #: Other programs may use this number of cores. Beyond it, a measurement is not worth much.
 QUIET_CORES = 0.15
@@ -58,6 +59,14 @@ def watching_others() -> Iterator[Others]:
     yield others
     elapsed_s = max(1e-3, time.monotonic() - began_s)
     others.cores = round(max(0.0, busy_elsewhere_s() - before_s) / elapsed_s, 2)
+
+
+def is_good(entry: dict[str, Any] | None) -> bool:
+    """Whether there is a stored entry, and other programs left the machine alone meanwhile. Old
+    entries only say whether they did (`busy`)."""
+    if entry is None or entry.get("busy"):
+        return False
+    return (entry.get("others") or 0.0) <= QUIET_CORES
 
 
 def wait_until_quiet(patience_s: float) -> None:

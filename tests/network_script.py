@@ -113,12 +113,12 @@ def slow_link(name: str) -> dict[str, Any]:
 
 
 def rounds(name: str) -> dict[str, Any]:
-    """Trains with four workers, so some are beyond the driver's node. Measures ten updates."""
+    """Trains with four workers, so some are beyond the driver's node. Measures five updates."""
     optimizer = make(name, 4)
     steps_until(optimizer, lambda: all_up(optimizer), 120.0)
-    more_updates(optimizer, 5, 300.0)
+    more_updates(optimizer, 2, 300.0)
     before = optimizer.metrics.num_updates
-    seconds = more_updates(optimizer, 10, 300.0)
+    seconds = more_updates(optimizer, 5, 300.0)
     updates = optimizer.metrics.num_updates - before
     return report(optimizer, seconds_each=seconds / updates)
 

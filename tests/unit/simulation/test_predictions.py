@@ -286,3 +286,12 @@ def test_the_page_shows_the_stored_runs(benchmark: Any) -> None:
         kind, _, case = name.partition(" ")
         if kind == "measured":
             assert store[f"predicted {case}"]["at"] <= run["at"], "predicted before it was measured"
+
+
+def test_the_page_of_several_nodes_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    runs: Any = importlib.import_module("aggregation")
+    store = runs.read_runs(runs.STORE)
+    shown = runs.PAGE.read_text().partition(runs.BEGIN)[2].partition(runs.END)[0]
+    assert shown.strip() == "\n".join(runs.table(store)).strip()
+    assert len(store) == 1 + 2 * 3 * len(runs.WAYS)
