@@ -70,7 +70,8 @@ def run(
     assert process.stderr is not None
     said = process.stderr.read()
     assert process.wait(60) == 0, said[-4000:]
-    found: dict[str, Any] = json.loads(answer)
+    found: dict[str, Any]
+    found, _ = json.JSONDecoder().raw_decode(answer)  # Ray may print into the same line
     return found
 
 
