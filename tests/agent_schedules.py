@@ -41,6 +41,7 @@ class Schedule(gymnasium.Env[Any, Any]):
         )
         self.action_space = spaces.Dict({agent: spaces.Discrete(4) for agent in AGENTS})
         self.render_mode = None
+        self.all_go_on = False
         self.present: list[str] = []
         self.turn = 0
 

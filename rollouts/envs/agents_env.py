@@ -11,6 +11,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping
+from operator import countOf
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -19,6 +20,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
 from polopt.rollouts.envs.env_api import (
+    PLAIN_NUMBERS,
     check_flag,
     check_observation,
     described_value,
@@ -77,6 +79,8 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             now, or if the episode is over.
         over: whether the last step ended the episode for all agents.
         max_steps: the number of steps after which all agents are truncated, or None.
+        all_go_on: True only if, after the last step, the same agents act as before it, no agent has
+            ended, and each observation is an array of the dtype and the shape of its Box.
 
     Raises:
         APIViolation: from all methods, if the environment breaks the rules of its API.
@@ -95,14 +99,14 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self.metadata = dict(_attribute(env, "metadata") or {})
         self.render_mode = _attribute(env, "render_mode")
         self.acting: list[AgentID] = []
-        self.over = False
+        self.over = self.all_go_on = False
         self.max_steps: int | None = None
         self._spaces = {agent: self._own_spaces(agent) for agent in self.possible_agents}
         # The dtype and shape of the arrays that need no check, for each agent.
         self._plain = {
             agent: (space.dtype, space.shape)
             for agent, (space, _) in self._spaces.items()
-            if isinstance(space, spaces.Box)
+            if isinstance(space, spaces.Box) and space.shape
         }
         self.observation_space = self._dict_space(0)
         self.action_space = self._dict_space(1)
@@ -141,6 +145,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             for agent in self.acting
         }, infos
 
+    @abstractmethod
     def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
         """Steps the environment.
 
@@ -159,7 +164,10 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
               calls both terminated and truncated counts as terminated.
             - the infos of the environment, which may have other keys
         """
-        step = self._advance(actions)
+
+    def _take(self, step: _Step) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """Takes a step of the environment, and returns the result of `step`."""
+        self.all_go_on = False
         self._elapsed += 1
         there = self._there
         ended = {agent: how for agent, how in step.ended.items() if agent in there}
@@ -247,10 +255,6 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Mapping[AgentID, Any], dict[Any, Any]]:
         """Resets the environment and sets `acting`. Returns the observations and the infos."""
-
-    @abstractmethod
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        """Steps the environment."""
 
     @abstractmethod
     def _space_of(self, kind: str, agent: AgentID) -> Any:
@@ -371,7 +375,60 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             )
 
 
-class _ParallelAgents(AgentsEnv):
+class _DictAgents(AgentsEnv):
+    """An environment whose `step` takes the actions of all agents that act, and returns dicts.
+
+    In most steps, the same agents go on. `_continued` recognises these steps with few calls. All
+    other steps, and the first step of each episode, run all checks.
+    """
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """See `AgentsEnv.step`."""
+        result = self.env.step(actions)
+        return self._continued(result) or self._take(self._read(result, actions))
+
+    @abstractmethod
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
+        """Checks a result of the environment's `step`, and reads it."""
+
+    def _agents_go_on(self) -> bool:
+        """Returns whether the environment says that exactly the agents in `acting` act next. The
+        observations of the step are those of these agents."""
+        return True
+
+    def _continued(self, result: Any) -> tuple[Any, Any, Any, Any, dict[Any, Any]] | None:
+        """Returns the result of `step` if the same agents go on (see `all_go_on`). Its dicts have
+        the order of `acting`. Returns None if this is not sure, also if the result is wrong."""
+        acting, num = self.acting, len(self.acting)
+        if not self._elapsed or self._elapsed + 1 == self.max_steps or len(self._there) != num:
+            return None
+        try:
+            observations, rewards, terminated, truncated, infos = result
+            found, values = [*map(observations.get, acting)], [*map(rewards.get, acting)]
+            if (
+                not len(observations) == len(rewards) == num
+                or countOf(terminated.values(), False) != len(terminated)
+                or countOf(truncated.values(), False) != len(truncated)
+                or not PLAIN_NUMBERS.issuperset(map(type, values))
+                or not isinstance(infos, dict)
+                or not self._agents_go_on()
+            ):
+                return None
+        except (AttributeError, TypeError, ValueError):
+            return None
+        for agent, observation in zip(acting, found, strict=True):
+            if type(observation) is not np.ndarray or (
+                (observation.dtype, observation.shape) != self._plain.get(agent)
+            ):
+                return None
+        going = dict(zip(acting, found, strict=True))
+        self._latest.update(going)
+        self._elapsed += 1
+        self._idle, self.all_go_on = 0, True
+        return going, dict(zip(acting, map(float, values), strict=True)), {}, {}, infos
+
+
+class _ParallelAgents(_DictAgents):
     """Adapts PettingZoo's ParallelEnv. The agents in `env.agents` act next."""
 
     def __init__(self, env: Any) -> None:
@@ -386,8 +443,10 @@ class _ParallelAgents(AgentsEnv):
             raise APIViolation("agents must name at least one agent after reset(); got []")
         return observations, infos
 
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        result = self.env.step(actions)
+    def _agents_go_on(self) -> bool:
+        return [*self.env.agents] == self.acting
+
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
         observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
         ended = self._ends(truncated=truncated, terminated=terminated)
         agents = self._agents()
@@ -439,6 +498,10 @@ class _TurnAgents(AgentsEnv):
         self._check_known(chosen, "must act")
         self.acting = [chosen]
         return {chosen: env.observe(chosen)}, env.infos
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """See `AgentsEnv.step`."""
+        return self._take(self._advance(actions))
 
     def _advance(self, actions: dict[AgentID, Any]) -> _Step:
         env = self.env
@@ -502,7 +565,7 @@ class _TurnAgents(AgentsEnv):
         return getattr(self.env, f"{kind}_space")(agent)
 
 
-class _RLlibAgents(AgentsEnv):
+class _RLlibAgents(_DictAgents):
     """Adapts RLlib's `MultiAgentEnv`, in its new form and in the form of Ray 0.8 to 2.2. The agents
     that have an observation act next. The first result of `reset` shows which form it is: a pair of
     dicts in the new form, and one dict in the old form.
@@ -533,8 +596,7 @@ class _RLlibAgents(AgentsEnv):
         self.acting = list(observations)
         return observations, infos
 
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        result = self.env.step(actions)
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
         if self._is_new:
             observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
             ended = self._ends(truncated=truncated, terminated=terminated)
