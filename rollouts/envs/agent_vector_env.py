@@ -43,7 +43,7 @@ class FaultTolerantAgents(FaultTolerantEnv):
         """Steps the environment. See `AgentsEnv.step` and `FaultTolerantEnv`."""
         try:
             observations, rewards, terminated, truncated, infos = self.env.step(action)
-            if not self.env.all_go_on:  # type: ignore[attr-defined]
+            if self.env.continued is None:  # type: ignore[attr-defined]
                 observations = self._fit(observations)
         except Exception as error:
             raised = error
@@ -191,8 +191,10 @@ class AgentVectorEnv:
         for group, of_group in zip(self.groups, actions, strict=True):
             group.begin_step()
             group.actions = of_group
-        # The copies in which all agents go on, with their observations and rewards.
+        # The copies in which the same agents go on, with the observations and rewards.
         going: list[tuple[int, dict[AgentID, Any], dict[AgentID, float]]] = []
+        rows: list[Any] = []
+        values: list[float] = []
         for k, env in enumerate(self.envs):
             if self.steps is not None and self.steps.start is not None and not self._lengths[k]:
                 data, first = self.data[k], self._first[k]
@@ -207,8 +209,10 @@ class AgentVectorEnv:
                 self._note_fault(k, info[FAULT_KEY])
                 self._begin_episode(k, observations)
                 continue
-            if adapter.all_go_on and self.steps is None:
+            if adapter.continued is not None and self.steps is None:
                 going.append((k, observations, rewards))
+                rows += adapter.continued[0]
+                values += adapter.continued[1]
                 continue
             self._take_step(k, observations, rewards, terminated, truncated)
             over: bool = adapter.over
@@ -218,7 +222,7 @@ class AgentVectorEnv:
                 self._reset_copy(k)
             else:
                 self._note_acting(k, observations)
-        if len(going) == len(self.envs) and self._take_whole_step(going):
+        if len(going) == len(self.envs) and self._take_whole_step(rows, values):
             return
         for k, observations, rewards in going:
             self._take_step(k, observations, rewards, {}, {})
@@ -327,24 +331,20 @@ class AgentVectorEnv:
             group.returns[found[1]] = 0.0
         return found
 
-    def _take_whole_step(
-        self, going: Iterable[tuple[int, Mapping[AgentID, Any], Mapping[AgentID, float]]]
-    ) -> bool:
-        """Takes a step of all copies at once. Returns False, and does nothing, if a slot has no
-        agent that acts.
+    def _take_whole_step(self, observations: list[Any], rewards: list[float]) -> bool:
+        """Takes a step of all copies, in which the same agents went on. Returns False, and does
+        nothing, if a slot has no agent that acts.
 
         Args:
-            going: each copy, in order, with the observations and rewards of its agents in the order
-                in which `_acting` names them.
+            observations: the observations of all agents that act, copy by copy.
+            rewards: their rewards, in the same order.
         """
         if self._order is None:
             self._order = self._order_of_slots()
         if not self._order:
             return False
-        rows = [one for _, observations, _ in going for one in observations.values()]
-        values = [one for _, _, rewards in going for one in rewards.values()]
         for group, order in zip(self.groups, self._order, strict=True):
-            group.all_act_again([rows[i] for i in order], [values[i] for i in order])
+            group.all_act_again([observations[i] for i in order], [rewards[i] for i in order])
         self._lengths = [length + 1 for length in self._lengths]
         self.num_steps += len(self.envs)
         return True
@@ -440,6 +440,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     Attributes:
         vector, name, agents: the arguments.
         acts: `[N]` bool, True for the slots whose agents act in the next step.
+        all_act: whether all slots have agents that act in the next step.
         has_row: `[N]` bool, True for the slots whose transitions closed in the last step.
         open: `[N]` bool, True for the slots whose agents have acted, and whose transitions have not
             closed.
@@ -469,6 +470,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.render_mode = render_mode
         self.actions: Any = None
+        self._nowhere: Any = np.zeros(self.num_envs, dtype=bool)
         self.sums, self.returns = [0.0] * self.num_envs, [0.0] * self.num_envs
         self._acts, self._open = self._no(), self._no()
         self.begin_step()
@@ -510,7 +512,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
         """Returns the results of the last step: observations `[N, ...]`, rewards `[N]`,
         `terminated` `[N]`, `truncated` `[N]`, and infos. The next step overwrites the
         observations."""
-        columns = np.array(self._rewards), np.array(self._terminated), np.array(self._truncated)
+        columns = map(np.asarray, (self._rewards, self._terminated, self._truncated))
         return self._observations.batch(), *columns, self._infos
 
     def close_extras(self, **kwargs: Any) -> None:
@@ -554,7 +556,9 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
 
     def begin_step(self) -> None:
         """Empties the results of the step before."""
-        self._has_row, self._terminated, self._truncated = self._no(), self._no(), self._no()
+        self._has_row = self._no()
+        self._terminated: Any = self._no()
+        self._truncated: Any = self._no()
         self._rewards = [0.0] * self.num_envs
         self._infos = {}
 
@@ -564,6 +568,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
     def end_step(self) -> None:
         """Makes the arrays that describe the slots after a step."""
         self.acts, self.open = np.array(self._acts), np.array(self._open)
+        self.all_act = all(self._acts)
         self.has_row = np.array(self._has_row)
 
     def begin_episode(self, k: int) -> None:
@@ -584,6 +589,7 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
             rewards: the N rewards.
         """
         self._rewards, self.returns = rewards, list(map(add, self.returns, rewards))
+        self._terminated = self._truncated = self._nowhere
         self._observations.put_all(observations)
         self.has_row = self.acts
 

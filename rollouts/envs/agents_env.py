@@ -79,8 +79,10 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             now, or if the episode is over.
         over: whether the last step ended the episode for all agents.
         max_steps: the number of steps after which all agents are truncated, or None.
-        all_go_on: True only if, after the last step, the same agents act as before it, no agent has
-            ended, and each observation is an array of the dtype and the shape of its Box.
+        continued: the observations and the rewards of the agents in `acting`, in this order, if in
+            the last step the same agents went on: the agents that acted act next, no agent has
+            ended, and each observation is an array of the dtype and the shape of its Box. None
+            after all other steps, and also if it is not sure.
 
     Raises:
         APIViolation: from all methods, if the environment breaks the rules of its API.
@@ -99,8 +101,9 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self.metadata = dict(_attribute(env, "metadata") or {})
         self.render_mode = _attribute(env, "render_mode")
         self.acting: list[AgentID] = []
-        self.over = self.all_go_on = False
+        self.over = False
         self.max_steps: int | None = None
+        self.continued: tuple[list[Any], list[float]] | None = None
         self._spaces = {agent: self._own_spaces(agent) for agent in self.possible_agents}
         # The dtype and shape of the arrays that need no check, for each agent.
         self._plain = {
@@ -116,6 +119,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self._idle = 0
         # A dict is used as a set with an order that is the same in all processes.
         self._there: dict[AgentID, None] = {}
+        self._kinds: list[Any] = []  # the values of `_plain` of the agents in `acting`
         self._left: set[AgentID] = set()
         self._latest: dict[AgentID, Any] = {}
 
@@ -135,7 +139,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         """
         self._elapsed = self._idle = 0
         self._there, self._left, self._latest = {}, set(), {}
-        self.over = False
+        self.over, self.continued = False, None
         observations, infos = self._begin(seed, options)
         self._check_spaces()
         for agent in self.acting:
@@ -167,7 +171,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
 
     def _take(self, step: _Step) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
         """Takes a step of the environment, and returns the result of `step`."""
-        self.all_go_on = False
+        self.continued = None
         self._elapsed += 1
         there = self._there
         ended = {agent: how for agent, how in step.ended.items() if agent in there}
@@ -218,7 +222,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self._elapsed, self._idle = episode["elapsed"], episode["idle"]
         self._there, self._left = dict.fromkeys(episode["there"]), set(episode["left"])
         self._latest, self.acting = dict(episode["latest"]), list(episode["acting"])
-        self.over = episode["over"]
+        self.over, self.continued = episode["over"], None
 
     def render(self) -> Any:
         """Returns what the environment renders."""
@@ -378,54 +382,57 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
 class _DictAgents(AgentsEnv):
     """An environment whose `step` takes the actions of all agents that act, and returns dicts.
 
-    In most steps, the same agents go on. `_continued` recognises these steps with few calls. All
+    In most steps, the same agents go on. `_continue` recognises these steps with few calls. All
     other steps, and the first step of each episode, run all checks.
     """
 
     def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
         """See `AgentsEnv.step`."""
         result = self.env.step(actions)
-        return self._continued(result) or self._take(self._read(result, actions))
+        return self._continue(result) or self._take(self._read(result, actions))
 
     @abstractmethod
     def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
         """Checks a result of the environment's `step`, and reads it."""
 
-    def _agents_go_on(self) -> bool:
-        """Returns whether the environment says that exactly the agents in `acting` act next. The
-        observations of the step are those of these agents."""
+    def _same_act(self) -> bool:
+        """Returns whether the agents in `acting` act next, if they have the observations."""
         return True
 
-    def _continued(self, result: Any) -> tuple[Any, Any, Any, Any, dict[Any, Any]] | None:
-        """Returns the result of `step` if the same agents go on (see `all_go_on`). Its dicts have
-        the order of `acting`. Returns None if this is not sure, also if the result is wrong."""
+    def _continue(self, result: Any) -> tuple[Any, Any, Any, Any, dict[Any, Any]] | None:
+        """Sets `continued`, and returns the result of `step` if it is not None."""
         acting, num = self.acting, len(self.acting)
-        if not self._elapsed or self._elapsed + 1 == self.max_steps or len(self._there) != num:
+        if self.continued is None:
+            self._kinds = [self._plain.get(agent) for agent in acting]
+        self.continued = None
+        if not acting or not self._elapsed or self._elapsed + 1 == self.max_steps:
             return None
         try:
             observations, rewards, terminated, truncated, infos = result
             found, values = [*map(observations.get, acting)], [*map(rewards.get, acting)]
-            if (
-                not len(observations) == len(rewards) == num
-                or countOf(terminated.values(), False) != len(terminated)
-                or countOf(truncated.values(), False) != len(truncated)
-                or not PLAIN_NUMBERS.issuperset(map(type, values))
-                or not isinstance(infos, dict)
-                or not self._agents_go_on()
+            types = {*map(type, values)}
+            if not (
+                len(observations) == len(rewards) == num
+                and countOf(terminated.values(), False) == len(terminated)
+                and countOf(truncated.values(), False) == len(truncated)
+                and types <= PLAIN_NUMBERS
+                and isinstance(infos, dict)
+                and self._same_act()
             ):
                 return None
+            for one, kind in zip(found, self._kinds, strict=True):
+                if kind is None or one.dtype != kind[0] or one.shape != kind[1]:
+                    return None
         except (AttributeError, TypeError, ValueError):
-            return None
-        for agent, observation in zip(acting, found, strict=True):
-            if type(observation) is not np.ndarray or (
-                (observation.dtype, observation.shape) != self._plain.get(agent)
-            ):
-                return None
-        going = dict(zip(acting, found, strict=True))
-        self._latest.update(going)
+            return None  # `_read` says what is wrong
+        if types != {float}:
+            values = [*map(float, values)]
+            rewards = dict(zip(acting, values, strict=True))
+        self._latest.update(observations)
         self._elapsed += 1
-        self._idle, self.all_go_on = 0, True
-        return going, dict(zip(acting, map(float, values), strict=True)), {}, {}, infos
+        self._idle = 0
+        self.continued = found, values
+        return observations, rewards, {}, {}, infos
 
 
 class _ParallelAgents(_DictAgents):
@@ -443,7 +450,7 @@ class _ParallelAgents(_DictAgents):
             raise APIViolation("agents must name at least one agent after reset(); got []")
         return observations, infos
 
-    def _agents_go_on(self) -> bool:
+    def _same_act(self) -> bool:
         return [*self.env.agents] == self.acting
 
     def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:

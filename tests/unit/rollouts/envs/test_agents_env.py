@@ -688,6 +688,8 @@ def test_step_that_breaks_the_rules(left: bool, changes: dict[str, Any], message
     env = adapted(Two())
     env.reset()
     act(env)
+    act(env)
+    assert env.continued is not None
     if left:
         b_has_left(env)
         act(env)
