@@ -567,8 +567,7 @@ RLLIB_FIXED = (
         _CALLBACKS,
     ),
     Fixed(
-        {"min_train_timesteps_per_iteration": 0, "min_time_s_per_reporting": 0}
-        | {"min_train_timesteps_per_reporting": 0, "min_sample_timesteps_per_reporting": ()},
+        {"min_train_timesteps_per_iteration": 0, "min_train_timesteps_per_reporting": 0},
         "`min_sample_timesteps_per_iteration` or `min_time_s_per_iteration`",
     ),
     Fixed(
@@ -1121,6 +1120,8 @@ OTHER_NAMES = {
     "lr_schedule": "lr",
     "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     "min_iter_time_s": "min_time_s_per_iteration",
+    "min_sample_timesteps_per_reporting": "min_sample_timesteps_per_iteration",
+    "min_time_s_per_reporting": "min_time_s_per_iteration",
     "minibatch_size": "sgd_minibatch_size",
     "num_cpus_for_main_process": "num_cpus_for_driver",
     "num_cpus_per_env_runner": "num_cpus_per_worker",

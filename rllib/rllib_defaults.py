@@ -98,6 +98,7 @@ _APEX: dict[str, Any] = {
 _SAC: dict[str, Any] = {
     **_ALL,
     "min_sample_timesteps_per_iteration": 100,
+    "min_time_s_per_iteration": 1.0,
     "target_network_update_timesteps": 0,
     "rollout_fragment_length": 1,
     "training_intensity": None,

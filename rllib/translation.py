@@ -252,6 +252,7 @@ def resolved(
       `vectorization_mode="sync"`, as in RLlib.
     - A `custom_model` that is written for RLlib becomes `custom` with all other options of `model`
       as its `model_config`. `hiddens` of DQN become further layers of the network.
+    - `min_time_s_per_iteration` and `min_sample_timesteps_per_iteration` of None become 0.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -302,6 +303,9 @@ def resolved(
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
+    for limit in ("min_time_s_per_iteration", "min_sample_timesteps_per_iteration"):
+        if options.get(limit, 0) is None:
+            options[limit] = 0
     if options.get("evaluation_interval") == 0:
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):

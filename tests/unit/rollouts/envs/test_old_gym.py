@@ -17,6 +17,7 @@ from polopt.rollouts.envs.old_gym import OldGymEnv, space_of
 from polopt.rollouts.envs.vector_env import make_one_env
 from polopt.rollouts.rollout_config import RolloutConfig
 
+RENDERS_NOTHING: Any = {"render_modes": []}
 BOX = spaces.Box(-1.0, 9.0, (1,), np.float32)
 
 
@@ -57,7 +58,7 @@ class Ported(Old, gymnasium.Env):  # type: ignore[misc]
 
     observation_space, action_space = BOX, spaces.Discrete(2)
     seed = None  # type: ignore[assignment]
-    metadata: Any = {"render_modes": []}
+    metadata = RENDERS_NOTHING
 
     def reset(self) -> np.ndarray:
         self.drawn = self.np_random.random()
