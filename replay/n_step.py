@@ -169,7 +169,8 @@ class TransitionUnit(ReplayUnit):
         """
         n_step: int | np.ndarray = self.span
         if isinstance(self.n_step, list):
-            n_step = rng.integers(*self.n_step, size=len(places), endpoint=True)
+            fewest, most = self.n_step
+            n_step = rng.integers(fewest, most, size=len(places), endpoint=True)
         following = arrays["next"]
         last, returns, discounts = n_step_returns(
             places, arrays["rewards"], arrays["flags"], following, self.gamma, n_step

@@ -65,7 +65,9 @@ def clip_rewards(batch: SampleBatch | MultiAgentBatch, limit: float | str | None
         return
     for part in batch.parts.values() if isinstance(batch, MultiAgentBatch) else [batch]:
         rewards = part["rewards"]
-        part["rewards"] = np.sign(rewards) if limit == "sign" else np.clip(rewards, -limit, limit)
+        part["rewards"] = (
+            np.sign(rewards) if isinstance(limit, str) else rewards.clip(-limit, limit)
+        )
 
 
 def make_sampler(
