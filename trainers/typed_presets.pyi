@@ -241,9 +241,11 @@ class _SyncSamplesConfig(TypedDict, total=False):
 
 class _TrainerConfig(TypedDict, total=False):
     min_sample_timesteps_per_iteration: int
+    min_sample_timesteps_per_reporting: int
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    min_time_s_per_reporting: float
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
@@ -398,9 +400,11 @@ class AnyOptions(PluginOptions, total=False):
     burn_in: int
     replay_burn_in: int
     min_sample_timesteps_per_iteration: int
+    min_sample_timesteps_per_reporting: int
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    min_time_s_per_reporting: float
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
