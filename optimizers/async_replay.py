@@ -110,8 +110,9 @@ class AsyncReplayConfig(ReplayOptions):
         # With n-step returns, a row can be drawn at the latest when n further steps of its
         # environment are stored. `window` is n times the number of environments. With one row more,
         # at least one environment has more than n steps, so that at least one row can be drawn.
-        window = getattr(policy, "n_step", 1) * rollout.num_workers * rollout.num_envs_per_worker
-        start = max(self.learning_starts, window * num_agents + 1)
+        window = rollout.num_workers * rollout.num_envs_per_worker * num_agents
+        window *= getattr(policy, "most_steps", 1)
+        start = max(self.learning_starts, window + 1)
         limiter = RateLimiter(self.training_intensity, start, bound)
         limiter.check(self.train_batch_size, rows)
         return limiter
@@ -210,12 +211,12 @@ def _with_priorities(
         joined = batch
         if before is not None and before.next_place == batch.place:
             joined = join_in_time(before, batch)
-        windows = windows_of(joined, options.gamma, options.n_step)
+        windows = windows_of(joined, options.gamma, options.most_steps)
         priorities = np.full(joined.shape, np.nan)
         if windows.complete.any():
             priorities[windows.complete] = policy.td_errors(windows.rows)
         length = joined.shape[0]
-        last_steps[name] = joined.steps(max(0, length - options.n_step + 1), length)
+        last_steps[name] = joined.steps(max(0, length - options.most_steps + 1), length)
     return Fragment(batch, priorities)
 
 

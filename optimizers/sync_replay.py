@@ -152,7 +152,7 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
         """Checks that the buffer can hold, for each environment, one fragment and the steps of one
         n-step return or sequence. Also checks that the buffer fits into the free memory."""
         rollout, policy = worker_config.rollout, worker_config.policy
-        window = config.sequence_length or max(one.n_step for one in learning(policy).values())
+        window = config.sequence_length or max(one.most_steps for one in learning(policy).values())
         envs = rollout.num_envs_per_worker * max(1, rollout.num_workers) * worker_config.num_agents
         needed = envs * (window + rollout.rollout_fragment_length)
         if config.buffer_size < needed:

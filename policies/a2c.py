@@ -30,5 +30,5 @@ class A2CPolicy(ActorCriticPolicy):
         policy_loss = -(log_prob * rows["advantages"]).mean()
         vf_loss = 0.5 * (values - rows["value_targets"]).square().mean()
         entropy = self.dist.entropy(params).mean()
-        loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
+        loss = policy_loss + self.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}

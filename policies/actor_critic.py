@@ -24,11 +24,16 @@ class ActorCriticConfig(FragmentConfig):
         entropy_coeff: the weight of the entropy bonus: a number, or a schedule like `lr`.
         standardize_advantages: whether to shift and scale advantages to mean 0 and standard
             deviation 1 over the whole batch. IMPALA and APPO do this for each minibatch instead.
+        use_critic: whether advantages use the values of the network. If False, an advantage is the
+            discounted return up to the end of the episode or of the fragment, without a baseline
+            and without a bootstrap value. `lambda` and `vf_loss_coeff` then have no effect, because
+            the values are not learned. A2C with False is REINFORCE (Williams, 1992).
     """
 
     vf_loss_coeff: float = pydantic.Field(default=0.5, ge=0.0, le=1e6)
     entropy_coeff: ScheduleValue = 0.01
     standardize_advantages: bool = False
+    use_critic: bool = True
 
 
 class ActorCriticPolicy(FragmentPolicy):
@@ -57,8 +62,13 @@ class ActorCriticPolicy(FragmentPolicy):
         """Adds `values`, `advantages` and `value_targets`, computed with the current weights. These
         weights must be the weights that chose the actions."""
         used = self.normalized(batch)
-        values, following = self.state_values(used)
-        gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)
+        if self.config.use_critic:
+            values, following = self.state_values(used)
+            gae.add_advantages(used, values, following, self.config.gamma, self.config.lambda_)
+        else:
+            no_values = np.zeros(used.shape, dtype=np.float32)
+            gae.add_advantages(used, no_values, no_values, self.config.gamma, 1.0)
+            used["value_targets"] = no_values
         for name in ("values", "advantages", "value_targets"):
             batch[name] = used[name]
         return batch
@@ -89,6 +99,12 @@ class ActorCriticPolicy(FragmentPolicy):
         if self.config.standardize_advantages:
             rows["advantages"] = gae.standardized(rows["advantages"], reducer or LocalReducer())
         return rows
+
+    @property
+    def vf_loss_coeff(self) -> float:
+        """The weight of the value loss: the option of this name, or 0 without a critic."""
+        coeff: float = self.config.vf_loss_coeff
+        return coeff if self.config.use_critic else 0.0
 
     @property
     def entropy_coeff(self) -> float:

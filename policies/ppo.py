@@ -111,7 +111,7 @@ class PPOPolicy(ActorCriticPolicy):
         vf_loss = self.vf_loss(values, rows)
         entropy = self.dist.entropy(params).mean()
         kl = self.dist.kl(rows["action_dist_inputs"], params).mean()
-        loss = policy_loss + config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
+        loss = policy_loss + self.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         kl_coeff = self.coefficients["kl_coeff"]
         if kl_coeff > 0.0:
             loss = loss + kl_coeff * kl

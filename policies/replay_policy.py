@@ -25,6 +25,24 @@ from polopt.policies.networks.network import Network
 from polopt.policies.normalization import Normalizer
 from polopt.policies.policy import Policy, reduce_gradient
 
+
+def _check_steps(value: Any) -> Any:
+    """Checks that a list has two whole numbers in order, from 1 to 10,000."""
+    if isinstance(value, list | tuple):
+        whole = [step for step in value if type(step) is int and 1 <= step <= 10_000]
+        if not len(value) == len(whole) == 2 or whole[0] > whole[1]:
+            raise ValueError("two whole numbers [FEWEST, MOST] from 1 to 10,000")
+    return value
+
+
+#: The type of the option `n_step`.
+_Steps = Annotated[
+    Annotated[int, pydantic.Field(ge=1, le=10_000)] | tuple[int, int],
+    pydantic.BeforeValidator(_check_steps),
+    pydantic.Field(
+        description="a whole number from 1 to 10,000, or two of them, [FEWEST, MOST]",
+    ),
+]
 #: The type of the option `target_network_update_freq`.
 UpdateFrequency = Annotated[
     int,
@@ -46,6 +64,8 @@ class ReplayConfig(NormalizingConfig):
         n_step: the largest number of steps of a transition. The reward of a transition is the sum
             of the discounted rewards of its steps. A transition has fewer steps if the episode ends
             earlier, or if the following steps are missing, for example after a failure of a worker.
+            With two numbers, the largest number of steps is drawn for each row that the learner
+            draws, uniformly from the first number to the second. Both numbers are included.
         tau: how far each move brings a target network towards the trained network, as a fraction of
             their distance. With 1, the target network becomes a copy of the trained network.
         target_network_update_freq: the target networks move once in this number of updates of the
@@ -64,7 +84,7 @@ class ReplayConfig(NormalizingConfig):
 
     adam_epsilon: float = pydantic.Field(default=1e-8, ge=1e-30, le=1e6)
     gamma: float = pydantic.Field(default=0.99, ge=0.0, le=1.0)
-    n_step: int = pydantic.Field(default=1, ge=1, le=10_000)
+    n_step: _Steps = 1
     tau: float = pydantic.Field(default=1.0, gt=0.0, le=1.0)
     target_network_update_freq: UpdateFrequency = 1
     target_network_update_timesteps: Automatic = pydantic.Field(default=None, ge=0, le=2**62)
@@ -72,6 +92,11 @@ class ReplayConfig(NormalizingConfig):
     fast_gpu: bool = True
 
     fixed: ClassVar[tuple[str, ...]] = (*NormalizingConfig.fixed, "gamma", "n_step", "fast_gpu")
+
+    @property
+    def most_steps(self) -> int:
+        """The largest number of steps of a transition."""
+        return self.n_step if isinstance(self.n_step, int) else self.n_step[1]
 
 
 class ReplayPolicy(Policy):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Literal
 
 import numpy as np
 import pydantic
@@ -24,8 +25,10 @@ class VTraceConfig(ActorCriticConfig):
             large bound, it is the current policy.
         vtrace_clip_pg_rho_threshold: the upper bound of the importance ratio that multiplies
             advantages.
+        use_critic: True, because V-trace needs the values.
     """
 
+    use_critic: Literal[True] = True
     vtrace_clip_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
     vtrace_clip_pg_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +33,7 @@ def n_step_returns(
     flags: np.ndarray,
     step_after: np.ndarray,
     gamma: float,
-    n_step: int,
+    n_step: int | np.ndarray,
 ) -> NStepReturns:
     """Computes n-step returns. A window ends after `n_step` steps, or at a row with the flag `CUT`.
 
@@ -43,17 +43,18 @@ def n_step_returns(
         flags: the flags of all rows, see `flags_of`.
         step_after: the position of the row one step later, for all rows without the flag `CUT`.
         gamma: discount of a step.
-        n_step: largest number of steps of a window.
+        n_step: largest number of steps of a window, or one number `[B]` for each window.
     """
+    most = int(np.max(n_step, initial=1))
     last, returns, ends = first, rewards.take(first), flags.take(first)
     steps = np.ones(len(first), dtype=np.int64)
-    for k in range(1, n_step):
-        going = (ends & CUT) == 0
+    for k in range(1, most):
+        going = ((ends & CUT) == 0) & (k < n_step)
         last = np.where(going, step_after.take(last), last)
         returns += np.float32(gamma**k) * (rewards.take(last) * going)
         ends = np.where(going, flags.take(last), ends)
         steps += going
-    discounts = (np.float32(gamma) ** np.arange(n_step + 1, dtype=np.float32)).take(steps)
+    discounts = (np.float32(gamma) ** np.arange(most + 1, dtype=np.float32)).take(steps)
     discounts[(ends & TERMINATED) > 0] = 0.0
     return NStepReturns(last, returns, discounts)
 
@@ -119,14 +120,16 @@ class TransitionUnit(ReplayUnit):
 
     Args:
         gamma: discount of a step.
-        n_step: largest number of steps of a window.
+        n_step: largest number of steps of a window. With a pair, it is drawn for each drawn row,
+            uniformly between the two numbers, which are included.
     """
 
     name = "transition"
 
-    def __init__(self, gamma: float, n_step: int) -> None:
+    def __init__(self, gamma: float, n_step: int | Sequence[int]) -> None:
         self.gamma = gamma
-        self.n_step = self.span = n_step
+        self.n_step = list(n_step) if isinstance(n_step, Sequence) else n_step
+        self.span = n_step[1] if isinstance(n_step, Sequence) else n_step
 
     def options(self) -> dict[str, Any]:
         """See `ReplayUnit.options`."""
@@ -153,6 +156,7 @@ class TransitionUnit(ReplayUnit):
         places: np.ndarray,
         weights: np.ndarray,
         indices: np.ndarray,
+        rng: np.random.Generator,
     ) -> Transitions:
         """Reads the transitions of drawn rows.
 
@@ -161,10 +165,15 @@ class TransitionUnit(ReplayUnit):
             places: `[B]`, the places of the drawn rows in the columns.
             weights: `[B]` float32, the weights of the rows.
             indices: `[B]`, the serial numbers of the rows.
+            rng: draws the numbers of steps.
         """
+        n_step: int | np.ndarray = self.span
+        if isinstance(self.n_step, list):
+            fewest, most = self.n_step
+            n_step = rng.integers(fewest, most, size=len(places), endpoint=True)
         following = arrays["next"]
         last, returns, discounts = n_step_returns(
-            places, arrays["rewards"], arrays["flags"], following, self.gamma, self.n_step
+            places, arrays["rewards"], arrays["flags"], following, self.gamma, n_step
         )
         return Transitions(
             obs=arrays["obs"].take(places, axis=0),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +86,8 @@ class ReplayBuffer:
     Args:
         capacity: the largest number of rows. Rows that are not `valid` and successors also count.
         gamma: discount factor of one step.
-        n_step: largest number of steps of a return.
+        n_step: largest number of steps of a return. With a pair `(FEWEST, MOST)`, it is drawn for
+            each drawn row, uniformly from FEWEST to MOST.
         seed: seed of the draws.
         alpha: exponent of priorities. `None` draws rows uniformly, with weights of 1.
         beta: exponent of the weights at the start.
@@ -110,7 +111,7 @@ class ReplayBuffer:
         self,
         capacity: int,
         gamma: float,
-        n_step: int = 1,
+        n_step: int | Sequence[int] = 1,
         *,
         seed: int | np.random.SeedSequence = 0,
         alpha: float | None = None,
@@ -126,7 +127,9 @@ class ReplayBuffer:
     ) -> None:
         _check(capacity_key, capacity, 1 <= capacity < 2**31, "1 to 2,147,483,647")
         _check("gamma", gamma, 0.0 <= gamma <= 1.0, "0 to 1")
-        _check("n_step", n_step, n_step >= 1, "1 or larger")
+        steps = list(n_step) if isinstance(n_step, Sequence) else [n_step]
+        ordered = 1 <= steps[0] <= steps[-1] and len(steps) <= 2
+        _check("n_step", n_step, ordered, "1 or larger, or two such numbers in order")
         _check("replay_unit", unit, unit in ("transition", "sequence"), "transition, sequence")
         if unit == "sequence":
             length = sequence_length
@@ -513,7 +516,7 @@ class ReplayBuffer:
         if not isinstance(self._unit, TransitionUnit):
             raise ValueError("a buffer of sequences has no transitions; call sample_sequences")
         places, weights, indices = self._draw(batch_size)
-        return self._unit.read(self._arrays, places, weights, indices)
+        return self._unit.read(self._arrays, places, weights, indices, self._rng)
 
     def sample_sequences(self, batch_size: int) -> Sequences:
         """Draws B sequences, with replacement.

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from polopt.rllib.builders import DQNConfig as DQNConfig
     from polopt.rllib.builders import IMPALAConfig as IMPALAConfig
     from polopt.rllib.builders import ImpalaConfig as ImpalaConfig
+    from polopt.rllib.builders import PGConfig as PGConfig
     from polopt.rllib.builders import PPOConfig as PPOConfig
     from polopt.rllib.builders import SACConfig as SACConfig
     from polopt.rllib.custom_models import FullyConnectedNetwork as FullyConnectedNetwork
@@ -68,6 +69,7 @@ _NAMES_OF = {
         "DefaultModelConfig",
         "IMPALAConfig",
         "ImpalaConfig",
+        "PGConfig",
         "PPOConfig",
         "SACConfig",
     ),

@@ -147,8 +147,8 @@ def accepted_option(
         return {"evaluation_duration": value}
     if key == "remote_worker_envs":
         return {"vectorization_mode": "async"} if value else {}
-    if key == "use_gae" and "lambda" in known and value is False:
-        return {"lambda": 1.0}  # the advantage is the discounted return minus the value
+    if key == "use_gae" and "lambda" in known and isinstance(value, bool):
+        return {key: value}
     if key == "parameter_noise" and not value:
         return {}
     if key == "exploration_config" and isinstance(value, Mapping):
@@ -175,6 +175,8 @@ def resolve_accepted(options: dict[str, Any], known: Mapping[str, Any], where: s
     Raises:
         ConfigError: the actor and the critics of SAC have different networks.
     """
+    if options.pop("use_gae", True) is False:
+        options["lambda"] = 1.0  # the advantage is the discounted return minus the value
     _resolve_epsilon(options, known)
     if "epsilon" in known and isinstance(options.get("model"), Mapping):
         model = dict(options["model"])  # in RLlib 2.9 to 2.30, `epsilon` of DQN is in `model`

@@ -19,6 +19,13 @@ class A2CConfig(AlgorithmConfig):
     preset_name = algorithm_name = "A2C"
 
 
+class PGConfig(AlgorithmConfig):
+    """Builder for `polopt.A2C` without a critic, which is REINFORCE. RLlib had PG up to version
+    2.7."""
+
+    preset_name, algorithm_name = "A2C", "PG"
+
+
 class PPOConfig(AlgorithmConfig):
     """Builder for `polopt.SyncPPO`."""
 

@@ -30,6 +30,7 @@ _ALGORITHMS = {
     "ddppo": ("DDPPO", "DDPPOTrainer", "DDPPOConfig"),
     "dqn": ("DQN", "DQNTrainer", "DQNConfig"),
     "impala": ("IMPALA", "ImpalaTrainer", "IMPALAConfig"),
+    "pg": ("PG", "PGTrainer", "PGConfig"),
     "ppo": ("PPO", "PPOTrainer", "PPOConfig"),
     "sac": ("SAC", "SACTrainer", "SACConfig"),
 }
@@ -52,6 +53,8 @@ _AGENTS = {
     "dqn.dqn": ("dqn",),
     "impala": ("impala",),
     "impala.impala": ("impala",),
+    "pg": ("pg",),
+    "pg.pg": ("pg",),
     "ppo": ("ppo", "appo", "ddppo"),
     "ppo.appo": ("appo",),
     "ppo.ddppo": ("ddppo",),

@@ -63,6 +63,11 @@ RLLIB = (
     ),
     Option("`lr`", "`lr`, a number or a schedule `[[steps, value], ...]`", "5e-5 | 1e-3"),
     Option("`gamma`", "`gamma`", "0.99 | 0.99"),
+    Option(
+        "`use_critic` of A2C, A3C, PPO and PG",
+        "`use_critic`. With False, `use_gae` has no effect",
+        "True | True",
+    ),
     Option("`lambda_`", "`lambda`. The name `lambda_` is also accepted", "1.0 | 0.95"),
     Option(
         "`minibatch_size`, `num_epochs`",
@@ -83,6 +88,11 @@ RLLIB = (
         "10.0 | None",
     ),
     Option("`entropy_coeff`", "`entropy_coeff`", "0.0 | 0.01"),
+    Option(
+        "`clip_rewards`: True or a number",
+        "`clip_raw_rewards`: `sign` or a number. The builders of `polopt.rllib` take RLlib's name",
+        "None | None",
+    ),
     Option("`use_kl_loss`", "`kl_coeff`. 0 turns the KL loss off", "True | 0.0"),
     Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01 | 0.0 and 0.01"),
     Option(
@@ -236,7 +246,7 @@ RLLIB_REPLAY = (
         "None | 8.0",
     ),
     Option(
-        "`n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
+        "`n_step`, a number or a range, `double_q`, `dueling`, `td_error_loss_fn`",
         "the same: `n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
         "1, True, True and huber | the same",
     ),
@@ -310,9 +320,9 @@ RLLIB_FIXED = (
         'training always explores. For evaluation, use `evaluation_config={"explore": ...}`',
     ),
     Fixed(
-        {"use_gae": True, "use_critic": True},
-        "policies such as `ppo` and `a3c` compute advantages by GAE with a critic. With `lambda` "
-        "of 1, an advantage is the return minus the value",
+        {"use_gae": True},
+        "policies such as `ppo` and `a3c` compute advantages by GAE. With `lambda` of 1, an "
+        "advantage is the return minus the value. With `use_critic` of False, it is the return",
     ),
     Fixed(
         {"vtrace": ()},
@@ -557,8 +567,7 @@ RLLIB_FIXED = (
         _CALLBACKS,
     ),
     Fixed(
-        {"min_train_timesteps_per_iteration": 0, "min_time_s_per_reporting": 0}
-        | {"min_train_timesteps_per_reporting": 0, "min_sample_timesteps_per_reporting": ()},
+        {"min_train_timesteps_per_iteration": 0, "min_train_timesteps_per_reporting": 0},
         "`min_sample_timesteps_per_iteration` or `min_time_s_per_iteration`",
     ),
     Fixed(
@@ -1070,7 +1079,7 @@ _NONE = (
 )
 _NO_DISTRIBUTIONAL = f"{_NONE.format('distributional DQN')}. {_NO_RAINBOW}"
 _NO_CRITIC = "polopt has no critic that observes all agents"
-_NO_REINFORCE = "polopt has no REINFORCE. The most similar algorithm is `A2C` with `lambda` of 1"
+_REINFORCE = "is `A2C` with `use_critic` of False and `entropy_coeff` of 0 here"
 #: Maps algorithms of the other libraries to texts about the corresponding presets.
 ALGORITHMS: Mapping[str, str] = {
     "PPO": "PPO is `SyncPPO` here. `DDPPO` and `APPO` are other distributed variants of PPO",
@@ -1083,8 +1092,8 @@ ALGORITHMS: Mapping[str, str] = {
     "ACKTR": _NONE.format("ACKTR"),
     "ACER": _NONE.format("ACER"),
     "TRPO": _NONE.format("TRPO"),
-    "PG": _NO_REINFORCE,
-    "REINFORCE": _NO_REINFORCE,
+    "PG": f"PG {_REINFORCE}",
+    "REINFORCE": f"REINFORCE {_REINFORCE}",
     "ES": _NONE.format("evolution strategies"),
     "ARS": _NONE.format("random search"),
     "DDQN": "DDQN is `DQN` here",
@@ -1111,6 +1120,8 @@ OTHER_NAMES = {
     "lr_schedule": "lr",
     "max_requests_in_flight_per_env_runner": "max_requests_in_flight_per_worker",
     "min_iter_time_s": "min_time_s_per_iteration",
+    "min_sample_timesteps_per_reporting": "min_sample_timesteps_per_iteration",
+    "min_time_s_per_reporting": "min_time_s_per_iteration",
     "minibatch_size": "sgd_minibatch_size",
     "num_cpus_for_main_process": "num_cpus_for_driver",
     "num_cpus_per_env_runner": "num_cpus_per_worker",

@@ -2,7 +2,7 @@
 
 An algorithm has the same defaults in all releases of RLlib, with few exceptions. A name that ends
 in `Trainer` has the defaults of releases up to 1.13. The defaults follow `rllib/agents/*` of Ray
-1.13 and `rllib/algorithms/*` of Ray 2.7. A2C and A3C were compared with these files. Options of
+1.13 and `rllib/algorithms/*` of Ray 2.7. A2C, A3C and PG were compared with these files. Options of
 these files that polopt lacks are not listed.
 """
 
@@ -19,6 +19,7 @@ _ALL: dict[str, Any] = {
     "min_sample_timesteps_per_iteration": 0,
     "clip_actions": False,
     "adam_epsilon": 1e-8,
+    "clip_rewards": None,
 }
 _PPO: dict[str, Any] = {
     **_ALL,
@@ -56,6 +57,16 @@ _A2C: dict[str, Any] = {
     "rollout_fragment_length": "auto",
     "min_time_s_per_iteration": 10.0,
 }
+_PG: dict[str, Any] = {
+    **_ALL,
+    "lr": 4e-4,
+    "train_batch_size": 200,
+    "rollout_fragment_length": "auto",
+    "use_critic": False,
+    "entropy_coeff": 0.0,
+    "grad_clip": None,
+    "model": _NETWORK,
+}
 _IMPALA: dict[str, Any] = {
     **_ALL,
     "lr": 5e-4,
@@ -87,6 +98,7 @@ _APEX: dict[str, Any] = {
 _SAC: dict[str, Any] = {
     **_ALL,
     "min_sample_timesteps_per_iteration": 100,
+    "min_time_s_per_iteration": 1.0,
     "target_network_update_timesteps": 0,
     "rollout_fragment_length": 1,
     "training_intensity": None,
@@ -127,6 +139,8 @@ ALGORITHMS = {
     "DQNTrainer": RLlibAlgorithm("DQN", {**_DQN, **_EPSILON}),
     "IMPALA": RLlibAlgorithm("IMPALA", _IMPALA),
     "ImpalaTrainer": RLlibAlgorithm("IMPALA", _IMPALA),
+    "PG": RLlibAlgorithm("A2C", _PG),
+    "PGTrainer": RLlibAlgorithm("A2C", {**_PG, "num_workers": 0, "rollout_fragment_length": 200}),
     "PPO": RLlibAlgorithm("SyncPPO", _PPO),
     "PPOTrainer": RLlibAlgorithm("SyncPPO", _PPO),
     "SAC": RLlibAlgorithm("SAC", _SAC),

@@ -243,6 +243,8 @@ def resolved(
     - `use_kl_loss=False` becomes `kl_coeff=0`. `use_kl_loss=True` keeps a given `kl_coeff`, or sets
       `kl_coeff` to RLlib's default.
     - `observation_filter="MeanStdFilter"` becomes `normalize_observations=True`.
+    - `use_gae=False` sets `lambda` to 1, whatever its value.
+    - `clip_rewards` without `normalize_rewards` becomes `clip_raw_rewards`.
     - `lr=None` of SAC becomes the preset's default of `lr`. SAC uses `lr` only for learning rates
       that are not set by another option.
     - `max_seq_len` of `model` is dropped without an LSTM, because it then has no effect in RLlib.
@@ -250,6 +252,7 @@ def resolved(
       `vectorization_mode="sync"`, as in RLlib.
     - A `custom_model` that is written for RLlib becomes `custom` with all other options of `model`
       as its `model_config`. `hiddens` of DQN become further layers of the network.
+    - `min_time_s_per_iteration` and `min_sample_timesteps_per_iteration` of None become 0.
     - `vf_clip_param` of infinity and `evaluation_interval` of 0 become None. `sample_timeout_s` of
       None or infinity becomes 1e7 seconds.
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
@@ -288,26 +291,21 @@ def resolved(
         without_fixed({"observation_filter": observation_filter}, FIXED, (), where)
     if options.get("clip_rewards") in (None, False):
         options.pop("clip_rewards", None)
-    elif not options.get("normalize_rewards"):
-        raise ConfigError(
-            f"{where}: clip_rewards={shown(options['clip_rewards'])}. polopt does not clip the "
-            "rewards for learning. Wrap the environment instead, for example with "
-            "gymnasium.wrappers.TransformReward(env, np.sign)"
-        )
+    elif not options.get("normalize_rewards"):  # else the bound of normalised rewards
+        limit = options.pop("clip_rewards")
+        options["clip_raw_rewards"] = "sign" if limit is True else limit
     if torch_options := options.pop("torch_optimizer_options", None):
         raise ConfigError(
             f"{where}: optimizer={shown(torch_options)}. Set the options of the torch optimizer "
             "with torch_optimizer, adam_epsilon, rmsprop_alpha and rmsprop_epsilon"
         )
-    if isinstance(options.get("n_step"), list | tuple):
-        raise ConfigError(
-            f"{where}: n_step={shown(options['n_step'])}. polopt cannot draw the number of steps "
-            "for each row. Allowed: one whole number"
-        )
     if "actor_lr" in known and options.get("lr", 0.0) is None:
         del options["lr"]  # RLlib requires `lr=None` together with `actor_lr`
     if options.get("vf_clip_param") == math.inf:
         options["vf_clip_param"] = None
+    for limit in ("min_time_s_per_iteration", "min_sample_timesteps_per_iteration"):
+        if options.get(limit, 0) is None:
+            options[limit] = 0
     if options.get("evaluation_interval") == 0:
         options["evaluation_interval"] = None
     if "worker_timeout_s" in options and options["worker_timeout_s"] in (None, math.inf):

@@ -28,6 +28,13 @@ def named_policies(value: Any) -> Any:
     return value
 
 
+#: The type of the option `clip_raw_rewards`.
+_Clip = Annotated[
+    Literal["sign"] | Annotated[float, pydantic.Field(gt=0.0, le=1e6)] | None,
+    pydantic.Field(description="`sign`, a number above 0, at most 1e+06, or None"),
+]
+
+
 class RolloutConfig(Config):
     """The options of sampling: environments, workers, resources and limits for failures.
 
@@ -89,6 +96,10 @@ class RolloutConfig(Config):
             other environments, `None` means `same_step`, in which no rows are lost to resets.
         max_frames_per_traj: the number of environment steps after which an episode is truncated.
             `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
+        clip_raw_rewards: how the rewards of the environment are changed for learning. `sign` keeps
+            only their sign, as in the DQN of Atari. A number is the largest absolute value of a
+            reward. Returns in results are those of the unchanged rewards. With `normalize_rewards`,
+            the variance is also that of the unchanged rewards. RLlib: `clip_rewards`.
         num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.
             RLlib: `num_cpus_per_env_runner`.
         num_gpus_per_worker: the Ray GPUs of each remote worker: a fraction of 1, or a whole number.
@@ -165,6 +176,7 @@ class RolloutConfig(Config):
     vectorization_mode: Literal["sync", "async", "vector_entry_point"] | None = None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None = None
     max_frames_per_traj: int | None = pydantic.Field(default=None, ge=1)
+    clip_raw_rewards: _Clip = None
     num_cpus_per_worker: Amount = 1.0
     num_gpus_per_worker: Amount = 0.0
     custom_resources_per_worker: Resources = pydantic.Field(default_factory=dict)

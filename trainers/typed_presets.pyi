@@ -71,6 +71,7 @@ class _RolloutConfig(TypedDict, total=False):
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] | None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None
     max_frames_per_traj: int | None
+    clip_raw_rewards: Literal["sign"] | float | None
     num_cpus_per_worker: float
     num_cpus_per_env_runner: float
     num_gpus_per_worker: float
@@ -124,6 +125,7 @@ class _ActorCriticConfig(TypedDict, total=False):
     entropy_coeff: float | Sequence[Sequence[int | float]]
     entropy_coeff_schedule: float | Sequence[Sequence[int | float]]
     standardize_advantages: bool
+    use_critic: bool
 
 class _PPOConfig(TypedDict, total=False):
     clip_param: float
@@ -142,7 +144,7 @@ class _AppoConfig(TypedDict, total=False):
 
 class _ReplayConfig(TypedDict, total=False):
     gamma: float
-    n_step: int
+    n_step: int | Sequence[int]
     tau: float
     target_network_update_freq: int
     target_network_update_timesteps: int | None
@@ -239,9 +241,11 @@ class _SyncSamplesConfig(TypedDict, total=False):
 
 class _TrainerConfig(TypedDict, total=False):
     min_sample_timesteps_per_iteration: int
+    min_sample_timesteps_per_reporting: int
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    min_time_s_per_reporting: float
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float
@@ -285,6 +289,7 @@ class AnyOptions(PluginOptions, total=False):
     gym_env_vectorize_mode: Literal["sync", "async", "vector_entry_point"] | None
     autoreset_mode: Literal["next_step", "same_step", "disabled"] | None
     max_frames_per_traj: int | None
+    clip_raw_rewards: Literal["sign"] | float | None
     num_cpus_per_worker: float
     num_cpus_per_env_runner: float
     num_gpus_per_worker: float
@@ -330,6 +335,7 @@ class AnyOptions(PluginOptions, total=False):
     entropy_coeff: float | Sequence[Sequence[int | float]]
     entropy_coeff_schedule: float | Sequence[Sequence[int | float]]
     standardize_advantages: bool
+    use_critic: bool
     clip_param: float
     vf_clip_param: float | None
     vf_clip_range: float | None
@@ -339,7 +345,7 @@ class AnyOptions(PluginOptions, total=False):
     vtrace_clip_rho_threshold: float
     vtrace_clip_pg_rho_threshold: float
     target_network_update_freq: int
-    n_step: int
+    n_step: int | Sequence[int]
     tau: float
     target_network_update_timesteps: int | None
     random_timesteps: int
@@ -394,9 +400,11 @@ class AnyOptions(PluginOptions, total=False):
     burn_in: int
     replay_burn_in: int
     min_sample_timesteps_per_iteration: int
+    min_sample_timesteps_per_reporting: int
     timesteps_per_iteration: int
     min_time_s_per_iteration: float
     min_iter_time_s: float
+    min_time_s_per_reporting: float
     num_cpus_for_driver: float
     num_cpus_for_main_process: float
     num_gpus: float

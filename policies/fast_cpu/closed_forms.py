@@ -155,7 +155,7 @@ def a2c(
         "vf_loss": 0.5 * _mean(errors * errors),
         "entropy": _mean(terms.entropy),
     }
-    vf_coeff, entropy_coeff = policy.config.vf_loss_coeff, policy.entropy_coeff
+    vf_coeff, entropy_coeff = policy.vf_loss_coeff, policy.entropy_coeff
     loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
     stats["total_loss"] = loss - entropy_coeff * stats["entropy"]
     return LossGradients(
@@ -211,7 +211,7 @@ def _clipped_surrogate(
         "mean_kl_loss": _mean(terms.kl),
         "clip_fraction": np.count_nonzero(clipped != ratio) / count,
     }
-    vf_coeff, entropy_coeff = config.vf_loss_coeff, policy.entropy_coeff
+    vf_coeff, entropy_coeff = policy.vf_loss_coeff, policy.entropy_coeff
     kl_coeff = policy.coefficients["kl_coeff"]
     loss = stats["policy_loss"] + vf_coeff * stats["vf_loss"]
     loss += kl_coeff * stats["mean_kl_loss"] - entropy_coeff * stats["entropy"]

@@ -22,7 +22,7 @@ from polopt.common.registry import import_module
 from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env, has_agents
 from polopt.rollouts.envs.env_errors import innermost, missing_package
-from polopt.rollouts.envs.old_gym import OldGymEnv, is_old
+from polopt.rollouts.envs.old_gym import adapted
 
 #: The ids of Gymnasium's adapters for environments of the old package `gym`. The option `env_id` of
 #: an adapter may name a module, which `gym` then imports.
@@ -315,7 +315,7 @@ class EnvContext(dict[str, Any]):
 
 def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
     """Makes an environment or a vector environment with a user's callable. An environment with
-    several agents becomes an `AgentsEnv`, and one with the API of Gym before 0.26 an `OldGymEnv`.
+    several agents becomes an `AgentsEnv`. For the API of Gym before 0.26, see `adapted`.
 
     Args:
         make: the user's callable. `call_creator` describes the signatures that are supported.
@@ -328,8 +328,8 @@ def make_env(make: Callable[..., Any], context: EnvContext) -> Any:
     """
     made = call_creator(make, context)
     env = agents_env(made) or made
-    if not isinstance(env, AgentsEnv | VectorEnv) and is_old(env):
-        env = OldGymEnv(env, says=context.worker_index == 0)
+    if not isinstance(env, AgentsEnv | VectorEnv):
+        env = adapted(env, says=context.worker_index == 0)
     if not isinstance(env, gymnasium.Env | VectorEnv):
         raise TypeError(
             "the callable must return a gymnasium.Env, a gymnasium.vector.VectorEnv, PettingZoo's "

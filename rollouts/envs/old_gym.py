@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 from typing import Any
 
 import gymnasium
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 logger = logging.getLogger("polopt")
 _said: set[type] = set()
@@ -26,6 +28,40 @@ def is_old(env: Any) -> bool:
         return False
     takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
     return "return_info" in parameters or not ("seed" in parameters or takes_all)
+
+
+def adapted(env: Any, says: bool) -> Any:
+    """Returns an environment with the API of Gymnasium. An environment with the API of Gym before
+    0.26 becomes an `OldGymEnv`, also below wrappers of Gymnasium, which `gymnasium.make` adds.
+
+    Args:
+        env: the environment.
+        says: see `OldGymEnv`.
+    """
+    outer, inner = None, env
+    while isinstance(inner, gymnasium.Wrapper) and inner.__module__.startswith("gymnasium."):
+        outer, inner = inner, inner.env
+    if not is_old(inner):
+        return env
+    if outer is None:
+        return OldGymEnv(inner, says)
+    outer.env = OldGymEnv(inner, says)
+    return env
+
+
+def accepted_by_make(spec: EnvSpec, says: bool) -> EnvSpec:
+    """Returns a spec that `gymnasium.make` accepts, although the class of the environment has the
+    API of Gym before 0.26 and does not derive from `gymnasium.Env`.
+
+    Args:
+        spec: the spec of a registered environment.
+        says: see `OldGymEnv`.
+    """
+    entry = spec.entry_point
+    create = load_env_creator(entry) if isinstance(entry, str) else entry
+    if not isinstance(create, type) or issubclass(create, gymnasium.Env):
+        return spec
+    return dataclasses.replace(spec, entry_point=lambda **options: adapted(create(**options), says))
 
 
 class OldGymEnv(gymnasium.Env[Any, Any]):
@@ -89,6 +125,11 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
         close = getattr(self.env, "close", None)
         if close is not None:
             close()
+
+    @property
+    def spec(self) -> Any:  # type: ignore[override]
+        """The spec of the environment, which `gymnasium.make` sets."""
+        return getattr(self.env, "spec", None)
 
     @property
     def unwrapped(self) -> Any:

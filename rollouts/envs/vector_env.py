@@ -31,6 +31,7 @@ from polopt.rollouts.envs.env_errors import (
 from polopt.rollouts.envs.env_sources import EnvContext, EnvSource, env_name, make_env, own_copy
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv, KeptInfos
+from polopt.rollouts.envs.old_gym import accepted_by_make, adapted
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.seeds import draw_process_seeds
 
@@ -134,8 +135,10 @@ def make_one_env(
         indices = worker_index, vector_index, config.num_workers, in_evaluation
         env = make_env(source, EnvContext(config.env_config, *indices))
     else:
-        made = gymnasium.make(source, **own_copy(config.env_config))
-        env = agents_env(made) or made
+        says = worker_index == 0
+        known = source if isinstance(source, str) else accepted_by_make(source, says)
+        made = gymnasium.make(known, **own_copy(config.env_config))
+        env = agents_env(made) or adapted(made, says)
     limit = config.max_frames_per_traj
     if isinstance(env, AgentsEnv):
         env.max_steps = limit

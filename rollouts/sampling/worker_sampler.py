@@ -58,6 +58,18 @@ class SampleRequest(NamedTuple):
     reset_first: bool = False
 
 
+def clip_rewards(batch: SampleBatch | MultiAgentBatch, limit: float | str | None) -> None:
+    """Changes the rewards of a fragment as the option `clip_raw_rewards` says. The statistics of
+    episodes, which the fragment also has, stay as they are."""
+    if limit is None:
+        return
+    for part in batch.parts.values() if isinstance(batch, MultiAgentBatch) else [batch]:
+        rewards = part["rewards"]
+        part["rewards"] = (
+            np.sign(rewards) if isinstance(limit, str) else rewards.clip(-limit, limit)
+        )
+
+
 def make_sampler(
     rollout: RolloutConfig,
     env: EnvSource,

@@ -31,6 +31,7 @@ from polopt.rollouts.sampling.running_episodes import EpisodeSteps
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.worker_sampler import (
     SampleRequest,
+    clip_rewards,
     make_sampler,
     mark_non_finite,
     sample_frames,
@@ -280,6 +281,7 @@ class RolloutWorker(CallRunner):
         batch.worker_index = self.index
         batch.compress = self.config.rollout.compress_data
         with np.errstate(all="ignore"):
+            clip_rewards(batch, self.config.rollout.clip_raw_rewards)
             batch = self.policy.postprocess(batch)
         return mark_non_finite(batch, sampler)
 

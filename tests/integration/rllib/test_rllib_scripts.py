@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from plugin_page import code_blocks
 from rllib_scripts import SCRIPTS
 
 #: Scripts with and without workers, with Tune, with old names and with current names.
@@ -23,15 +24,24 @@ assert last["evaluation"]["episode_reward_mean"] > 8.0
 assert trial.trainable_name == "PPO"
 """
 
-#: Trains by the name `polopt/SyncPPO`, which no other library uses. Tune makes directories from
-#: this name, although it contains a slash.
+#: Trains by names. A stop key that no result has ends the experiment. The second experiment trains
+#: with a plugin of the docs, by a name that no other library uses. Tune makes directories from this
+#: name, although it contains a slash.
 _BY_NAME = """
-import polopt
+import polopt, polopt.rllib
+from polopt.rllib.algorithms.pg import PG
+polopt.rllib.register()
 polopt.register()
-options = {"env": "CartPole-v1", "num_workers": 0, "min_sample_timesteps_per_iteration": 0}
-stop = {"training_iteration": 1}
-(trial,) = tune.run("polopt/SyncPPO", config=options, stop=stop, verbose=0).trials
-assert trial.last_result["training_iteration"] == 1
+options = {"env": "CartPole-v1", "num_workers": 0, "train_batch_size": 40}
+(trial,) = tune.run("PG", config=options, stop={"timesteps_total": 80}, verbose=0).trials
+assert trial.get_trainable_cls() is PG
+assert trial.last_result["training_iteration"] == 2
+options = {"env": "CartPole-v1", "num_workers": 0, "optimizer": LocalSGD}
+stop = {"episodes_totl": 1, "training_iteration": 1}
+try:
+    tune.run("polopt/PolicyOptimizerTrainer", config=options, stop=stop, verbose=0)
+except tune.error.TuneError as error:
+    print("STOP KEY", error)
 """
 
 
@@ -41,7 +51,9 @@ def test_scripts_train(tmp_path: Path) -> None:
     program = "import ray\nray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)\n"
     for number, script in enumerate(scripts):
         program += f"print('SCRIPT {number}', flush=True)\n{script}\n"
-    (tmp_path / "scripts.py").write_text(program + "print('SCRIPT end')\n" + _BY_NAME)
+    (plugin,) = (block for block in code_blocks() if 'register_optimizer("local_sgd"' in block)
+    program += f"print('SCRIPT end')\n{plugin}\n{_BY_NAME}"
+    (tmp_path / "scripts.py").write_text(program)
     done = subprocess.run(
         [sys.executable, "scripts.py"],
         cwd=tmp_path,
@@ -59,3 +71,4 @@ def test_scripts_train(tmp_path: Path) -> None:
     assert lines[2].endswith("checkpoint_000000")
     assert float(callbacks.split()[1]) > 8.0
     assert "log_level='ERROR' is ignored" in done.stderr
+    assert "'episodes_totl'" in done.stdout.partition("STOP KEY")[2]

@@ -20,6 +20,7 @@ from policy_helpers import (
 from torch import Tensor
 from toy_envs import TwoNumbers, make_policy
 
+from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.gae import standardized
 from polopt.policies.learning.reducer import LocalReducer
@@ -67,6 +68,29 @@ def test_a2c_loss_equals_formula() -> None:
     assert stats["policy_loss"] == pytest.approx(policy_loss.item(), rel=1e-4)
     assert stats["vf_loss"] == pytest.approx(vf_loss.item(), rel=1e-4)
     assert stats["entropy"] == pytest.approx(x["entropy"].item(), rel=1e-4)
+
+
+@pytest.mark.parametrize("fast_cpu", [False, True])
+def test_loss_without_a_critic_is_that_of_reinforce(fast_cpu: bool) -> None:
+    """As in RLlib's PG, the return ends with the fragment. `lambda` has no effect."""
+    options = {"gamma": 0.9, "lambda": 0.5, "vf_loss_coeff": 0.7, "fast_cpu": fast_cpu}
+    policy = small_policy("a2c", use_critic=False, entropy_coeff=0.0, **options)
+    batch = make_batch(policy, steps=10)
+    returns = np.zeros(batch.shape)
+    running = np.zeros(batch.shape[1])
+    for t in reversed(range(10)):
+        over = batch["terminated"][t] | batch["truncated"][t]
+        returns[t] = running = batch["rewards"][t] + 0.9 * np.where(over, 0.0, running)
+    np.testing.assert_allclose(batch["advantages"], returns, rtol=1e-5)
+    x = plain(policy, batch)
+    loss = -(x["log_prob"] * torch.from_numpy(returns.reshape(-1))).mean() + 0.0 * x["values"].sum()
+    assert_same_gradient(policy, batch, loss)
+
+
+def test_v_trace_needs_a_critic() -> None:
+    for name in ("impala", "appo"):
+        with pytest.raises(ConfigError, match="'use_critic': got False"):
+            small_policy(name, use_critic=False)
 
 
 def ppo_loss(

@@ -89,6 +89,23 @@ def test_rows_equal_closed_form(
     assert set(now[cut].tolist()) == expected
 
 
+def test_number_of_steps_is_drawn_for_each_row() -> None:
+    """As in the closed form above, with windows of 2 to 4 steps."""
+    env = sync_clocks(LENGTHS, "truncated", "same_step")
+    sampler = make_sampler(env, make_policy("a2c", env), 6)
+    buffer = ReplayBuffer(61, GAMMA, (2, 4))
+    for _ in range(17):
+        buffer.add(sampler.sample())
+    rows = drawn(buffer)
+    steps = rows.next_obs - rows.obs
+    np.testing.assert_allclose(rows.discounts, GAMMA**steps, rtol=1e-6)
+    np.testing.assert_allclose(rows.rewards, (1 - GAMMA**steps) / (1 - GAMMA), rtol=1e-6)
+    early = rows.obs <= min(LENGTHS) - 4  # whose windows no episode ends
+    _, counts = np.unique(steps[early], return_counts=True)
+    assert set(np.unique(steps[early])) == {2, 3, 4}
+    assert (np.abs(counts / early.sum() - 1 / 3) < 0.06).all()
+
+
 # ---- any stream equals a slow reference ---------------------------------------------------------
 
 
@@ -581,6 +598,7 @@ def test_fragment_longer_than_a_sequence_is_refused() -> None:
         (lambda: ReplayBuffer(0, GAMMA, capacity_key="buffer_size"), "'buffer_size': got 0"),
         (lambda: ReplayBuffer(10, 1.5), "'gamma': got 1.5; allowed: 0 to 1"),
         (lambda: ReplayBuffer(10, GAMMA, 0), "'n_step': got 0; allowed: 1 or larger"),
+        (lambda: ReplayBuffer(10, GAMMA, (3, 2)), "'n_step': got .3, 2.; allowed: 1 or larger, or"),
         (lambda: ReplayBuffer(10, GAMMA, unit="episode"), "allowed: transition, sequence"),
         (lambda: ReplayBuffer(10, GAMMA, unit="sequence"), "'sequence_length': got None"),
         (lambda: sequences(4, burn_in=4), "'burn_in': got 4; allowed: 0 to 3"),

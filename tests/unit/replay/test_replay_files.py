@@ -22,6 +22,7 @@ from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 KINDS: dict[str, dict[str, Any]] = {
     "uniform": {"n_step": 3},
     "prioritized": {"n_step": 3, "alpha": 0.6},
+    "ranged": {"n_step": (1, 3)},
     "sequences": {"unit": "sequence", "sequence_length": 6},
     "prioritized sequences": {"unit": "sequence", "sequence_length": 6, "alpha": 0.6},
 }

@@ -779,7 +779,6 @@ REFUSED = {
     "PPOConfig().rl_module(rl_module_spec=RLModuleSpec(load_state_path='a'))": "load_rl_module(pa",
     "PPOConfig().env_runners(env_to_module_connector=print)": "polopt has no connectors: wrap the",
     "PPOConfig().offline_data(input_='/tmp/out')": "polopt has no offline data",
-    "PPOConfig().environment(clip_rewards=True).validate()": "gymnasium.wrappers.TransformReward",
     "PPOConfig().training(learner_class=int)": "to change the loss, write a policy",
     "PPOConfig().training(model={'use_attention': True}).environment('CartPole-v1').validate()": (
         "'use_lstm' is the only kind of memory"
@@ -803,7 +802,7 @@ REFUSED = {
     ),
     "DQNConfig().exploration(exploration_config={'initial_epsilo': 1})": "mean 'initial_epsilon'",
     "PPOConfig().exploration_config.update(type='Random')": "Allowed: {} or {'type': 'Stochastic",
-    "SACConfig().training(n_step=(2, 5)).validate()": "Allowed: one whole number",
+    "SACConfig().training(n_step=(5, 2)).environment('Pendulum-v1').validate()": "[FEWEST, MOST]",
     "SACConfig().training(optimization_config={'actor_lr': 1})": "Allowed: actor_learning_rate, ",
     "PPOConfig().training(replay_buffer_config={'capacity': 8})": "For 'replay_buffer_config' of",
     "A2CConfig().training(use_kl_loss=True).validate()": "has no KL loss",

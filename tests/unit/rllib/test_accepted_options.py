@@ -48,7 +48,20 @@ def test_option_that_changes_nothing_is_accepted(
         (PPOConfig, {"env_runner_cls": SingleAgentEnvRunner, "worker_cls": None}, {}),
         (PPOConfig, {"evaluation_num_episodes": 3}, {"evaluation_duration": 3}),
         (PPOConfig, {"remote_worker_envs": True}, {"vectorization_mode": "async"}),
-        (A2CConfig, {"use_gae": False, "use_critic": True}, {}),  # RLlib's lambda is 1.0
+        (A2CConfig, {"use_gae": False, "use_critic": True}, {"lambda": 1.0}),
+        (PPOConfig, {"use_gae": False, "lambda": 0.5}, {"lambda": 1.0}),
+        (PPOConfig, {"lambda": 0.5, "use_gae": False}, {"lambda": 1.0}),
+        (PPOConfig, {"lambda": 0.5, "use_gae": True}, {"lambda": 0.5}),
+        (A2CConfig, {"use_gae": True, "use_critic": False}, {"use_critic": False}),
+        (PPOConfig, {"clip_rewards": True}, {"clip_raw_rewards": "sign"}),
+        (PPOConfig, {"clip_rewards": 10.0}, {"clip_raw_rewards": 10.0}),
+        (DQNConfig, {"clip_rewards": 2.5}, {"clip_raw_rewards": 2.5}),
+        (
+            PPOConfig,
+            {"clip_rewards": 5.0, "normalize_rewards": True},
+            {"clip_rewards": 5.0, "normalize_rewards": True},
+        ),
+        (SACConfig, {"n_step": (2, 5)}, {"n_step": (2, 5)}),
         (
             PPOConfig,
             {"vf_share_layers": True, "model": {"fcnet_hiddens": [3]}},

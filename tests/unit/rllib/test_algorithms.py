@@ -18,7 +18,7 @@ from ray.tune.registry import get_trainable_cls
 import polopt
 import polopt.rllib as rllib
 from polopt import ConfigError
-from polopt.rllib.agents import a3c, dqn, ppo, sac  # type: ignore[import-not-found]
+from polopt.rllib.agents import a3c, dqn, pg, ppo, sac  # type: ignore[import-not-found]
 from polopt.rllib.algorithm import algorithm_of
 from polopt.rllib.algorithms.algorithm import Algorithm  # type: ignore[import-not-found]
 from polopt.rllib.algorithms.ppo import PPO, PPOConfig  # type: ignore[import-not-found]
@@ -92,6 +92,39 @@ def test_units_and_defaults_of_replay_are_those_of_rllib() -> None:
     config = dqn.DEFAULT_CONFIG.copy()
     config["target_network_update_freq"] = 7
     assert flat_config(config, dqn.DQNTrainer, "")["target_network_update_timesteps"] == 7
+
+
+@pytest.mark.parametrize(("name", "least_s"), [("PPO", 0), ("A3CTrainer", 5), ("APPO", 10)])
+def test_iteration_lasts_as_long_as_in_rllib(name: str, least_s: float) -> None:
+    cls = algorithm_of(name)
+    assert cls.parse_config({"env": Walk}).trainer.min_time_s_per_iteration == least_s
+    # The names of RLlib 0.8, 1.10 and 2.0. None and 0 mean that there is no limit.
+    for key in ("min_iter_time_s", "min_time_s_per_reporting", "min_time_s_per_iteration"):
+        for given, expected in ((0, 0.0), (None, 0.0), (2, 2.0)):
+            limits = cls.parse_config({"env": Walk, key: given}).trainer
+            assert limits.min_time_s_per_iteration == expected
+            assert limits.min_sample_timesteps_per_iteration == 0
+
+
+def test_iteration_without_a_limit_is_one_batch() -> None:
+    options = {"num_workers": 0, "env": Walk, "train_batch_size": 30, "framework": "torch"}
+    trainer = a3c.A2CTrainer({**options, "rollout_fragment_length": 15, "min_iter_time_s": None})
+    steps = [trainer.train()["timesteps_this_iter"] for _ in range(2)]
+    trainer.stop()
+    assert steps == [30, 30]
+
+
+def test_pg_is_a2c_without_critic_on_one_batch() -> None:
+    options = {"num_workers": 0, "env": Walk, "train_batch_size": 30, "framework": "torch"}
+    trainer = pg.PGTrainer(config={**options, "rollout_fragment_length": 30, "gamma": 0.5})
+    batch = trainer._run.workers.local.next_batch()
+    result = trainer.train()
+    policy = trainer.get_policy().config
+    trainer.stop()
+    assert result["timesteps_this_iter"] == 30
+    # The episodes have 5 steps with a reward of 1.
+    np.testing.assert_allclose(batch["advantages"][:5, 0], [1.9375, 1.875, 1.75, 1.5, 1.0])
+    assert (policy.lr, policy.grad_clip, policy.entropy_coeff) == (4e-4, None, 0.0)
 
 
 def test_networks_of_sac_are_one_network() -> None:

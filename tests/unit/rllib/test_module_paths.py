@@ -21,6 +21,8 @@ IMPORTS = [
     ("polopt.rllib.agents.ppo.appo", "APPOTrainer", "polopt.rllib.algorithm.APPOTrainer"),
     ("polopt.rllib.agents.dqn.apex", "ApexTrainer", "polopt.rllib.algorithm.ApexTrainer"),
     ("polopt.rllib.agents.a3c.a2c", "A2CTrainer", "polopt.rllib.algorithm.A2CTrainer"),
+    ("polopt.rllib.agents.pg", "PGTrainer", "polopt.rllib.algorithm.PGTrainer"),
+    ("polopt.rllib.algorithms.pg", "PGConfig", "polopt.rllib.builders.PGConfig"),
     ("polopt.rllib.agents.impala", "ImpalaTrainer", "polopt.rllib.algorithm.ImpalaTrainer"),
     ("polopt.rllib.agents.trainer", "Trainer", "polopt.rllib.algorithm.Algorithm"),
     ("polopt.rllib.agents.callbacks", "DefaultCallbacks", "RLlibCallback"),

@@ -12,9 +12,12 @@ import pytest
 from gymnasium import spaces
 
 import polopt
-from polopt.rollouts.envs.env_sources import EnvContext, make_env
+from polopt.rollouts.envs.env_sources import EnvContext, make_env, resolve_env
 from polopt.rollouts.envs.old_gym import OldGymEnv, space_of
+from polopt.rollouts.envs.vector_env import make_one_env
+from polopt.rollouts.rollout_config import RolloutConfig
 
+RENDERS_NOTHING: Any = {"render_modes": []}
 BOX = spaces.Box(-1.0, 9.0, (1,), np.float32)
 
 
@@ -55,6 +58,7 @@ class Ported(Old, gymnasium.Env):  # type: ignore[misc]
 
     observation_space, action_space = BOX, spaces.Discrete(2)
     seed = None  # type: ignore[assignment]
+    metadata = RENDERS_NOTHING
 
     def reset(self) -> np.ndarray:
         self.drawn = self.np_random.random()
@@ -73,10 +77,32 @@ def made(cls: Any) -> Any:
     return make_env(cls, EnvContext({}, 0, 0, 0))
 
 
-@pytest.mark.parametrize("cls", [Old, Ported, WithReturnInfo])
-def test_answers_become_those_of_gymnasium(cls: Any) -> None:
-    env = made(cls)
-    assert isinstance(env, OldGymEnv)
+def of_id(cls: Any, **options: Any) -> Any:
+    gymnasium.register("Old-v0", entry_point=cls, **options)
+    try:
+        return make_one_env(resolve_env("Old-v0"), RolloutConfig(), 0)
+    finally:
+        del gymnasium.registry["Old-v0"]
+
+
+def checked(cls: Any) -> Any:
+    gymnasium.register("Old-v0", entry_point=cls)
+    try:
+        return made(lambda config: gymnasium.make("Old-v0"))  # with PassiveEnvChecker
+    finally:
+        del gymnasium.registry["Old-v0"]
+
+
+@pytest.mark.parametrize(
+    ("make", "cls"),
+    [
+        *((made, cls) for cls in (Old, Ported, WithReturnInfo)),
+        *((of_id, cls) for cls in (Old, Ported, WithReturnInfo)),
+        (checked, Ported),
+    ],
+)
+def test_answers_become_those_of_gymnasium(make: Any, cls: Any) -> None:
+    env = make(cls)
     assert (env.observation_space, env.action_space) == (BOX, spaces.Discrete(2))
     for number in range(2):
         observation, info = env.reset(seed=number)
@@ -84,8 +110,14 @@ def test_answers_become_those_of_gymnasium(cls: Any) -> None:
         ends = [env.step(0)[2:4] for _ in range(3)]
         assert ends[:2] == [(False, False)] * 2
         assert ends[2] == ((True, False) if number == 0 else (False, True))
-    assert env.number == 1  # an attribute of the environment
-    assert env.unwrapped is env.env
+    assert env.unwrapped.number == 1
+    assert type(env.unwrapped) is cls
+
+
+def test_time_limit_of_an_id_truncates_an_old_environment() -> None:
+    env = of_id(Old, max_episode_steps=2)
+    env.reset(seed=0)
+    assert [env.step(0)[2:4] for _ in range(2)] == [(False, False), (False, True)]
 
 
 def test_seed_reaches_the_environment() -> None:

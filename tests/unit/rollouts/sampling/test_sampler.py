@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from gymnasium.wrappers import TransformReward
 from sampling_helpers import assert_same, every_mode, worker
 from toy_envs import (
     Clock,
@@ -55,6 +56,20 @@ def test_reward_of_a_reset_row_is_discarded(reward: float) -> None:
     batch = make_sampler(env, make_policy("a2c", env), 20).sample()
     np.testing.assert_array_equal(batch.episodes.returns, batch.episodes.lengths)
     np.testing.assert_array_equal(batch["rewards"], batch["valid"].astype(np.float32))
+
+
+@pytest.mark.parametrize(("clip", "expected"), [("sign", 1.0), (2.5, 2.5), (7, 3.0), (None, 3.0)])
+def test_rewards_are_clipped_for_learning_only(clip: Any, expected: float) -> None:
+    def make(config: Any) -> Any:
+        return TransformReward(Clock(2, "terminated"), lambda reward: 3.0 * reward)
+
+    one = worker(env=make, rollout_fragment_length=4, clip_raw_rewards=clip)
+    batch = one.next_batch()
+    assert (batch["rewards"] == expected).all()
+    assert set(batch.episodes.returns) == {6.0}
+    # The second value target of an episode of two steps.
+    last = batch["value_targets"][batch["truncated"] | batch["terminated"]]
+    np.testing.assert_allclose(last, expected, rtol=1e-5)
 
 
 def test_observations_continue_across_fragments() -> None:
