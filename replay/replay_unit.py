@@ -38,6 +38,10 @@ class ReplayUnit(ABC):
         """
         return
 
+    def is_row(self, batch: SampleBatch) -> np.ndarray:
+        """Returns `[T, N]` bool, False for the rows of a fragment that streams leave out."""
+        return batch.is_row
+
     @abstractmethod
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:
         """Whether the buffer stores the next observation of a row, if the row has its own.

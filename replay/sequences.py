@@ -46,6 +46,10 @@ class SequenceUnit(ReplayUnit):
                 "number of steps of a fragment"
             )
 
+    def is_row(self, batch: SampleBatch) -> np.ndarray:
+        """See `ReplayUnit.is_row`. Sequences have all rows of their fragments."""
+        return np.ones(batch.shape, dtype=bool)
+
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:
         """See `ReplayUnit.needs_successor`."""
         return (flags & VALID) > 0
