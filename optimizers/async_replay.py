@@ -184,8 +184,8 @@ def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities:
 
     The priority of a row depends on its window, which is the steps of the row's n-step return. The
     windows of the last `n_step - 1` rows of each environment can end in the next fragment. So the
-    sampler keeps these rows, and sends their priorities with the next fragment. If the next fragment does not continue
-    this fragment, the sampler never sends these priorities.
+    sampler keeps these rows, and sends their priorities with the next fragment. If the next
+    fragment does not continue this fragment, the sampler never sends these priorities.
     """
     worker.set_weights(weights)
     batch: Any = worker.next_batch()

@@ -62,10 +62,10 @@ class ReplayBuffer:
     **Windows.** The window of a row is the steps of its n-step return. A window ends early at the
     end of an episode, before a row that is not `valid` (see `SampleBatch`), and where a stream was
     interrupted. The window of a slot of an agent goes over the rows of this slot, also if the agent
-    has no row in a fragment. If the window ends with `terminated`, the discount is 0. Otherwise the learner
-    bootstraps from the value of the true next observation. The window is complete when the buffer
-    has all steps of the window, and the next observation if the learner needs it. The buffer can
-    then draw the row. With `unit="transition"`, it never draws a row that is not `valid`.
+    has no row in a fragment. If the window ends with `terminated`, the discount is 0. Otherwise the
+    learner bootstraps from the value of the true next observation. The window is complete when the
+    buffer has all steps of the window, and the next observation if the learner needs it. The buffer
+    can then draw the row. With `unit="transition"`, it never draws a row that is not `valid`.
 
     **Streams.** A stream is a series of consecutive fragments of one worker. The buffer compares
     the places of two fragments (`SampleBatch.place`) to decide whether the second fragment
@@ -251,9 +251,9 @@ class ReplayBuffer:
             priorities: `[K + T, N]`, or `[N]` for sequences. The last T rows of the array are the
                 priorities of this fragment. The first K rows are priorities for the last K rows of
                 each environment before this fragment, whose windows may end in this fragment. The
-                buffer ignores these K rows if the fragment starts a new stream. For sequences, the array has the
-                priorities of the N sequences that begin with this fragment. NaN or None stands for
-                the largest priority so far.
+                buffer ignores these K rows if the fragment starts a new stream. For sequences, the
+                array has the priorities of the N sequences that begin with this fragment. NaN or
+                None stands for the largest priority so far.
             follows: whether the fragment continues the previous fragment with the same
                 `worker_index`. With `None`, `batch.place` decides, and a batch without a place does
                 not continue the previous fragment. A batch with another N never continues it.

@@ -1,5 +1,5 @@
-"""n-step returns of several agents: the windows of each agent go over its own transitions, and agree
-with a slow reference of lists for each agent, in random schedules."""
+"""n-step returns of several agents: each window goes over the transitions of one agent. In random
+schedules, they agree with a slow reference of lists for each agent."""
 
 from __future__ import annotations
 
