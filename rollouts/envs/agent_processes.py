@@ -78,7 +78,7 @@ class _Copy:
         """Returns the result of the last step."""
         seen, *others = self.stepped
         self.acting, self.over, self.first = seen.acting, seen.over, seen.reset
-        return seen.observations, *others  # type: ignore[return-value]
+        return seen.observations, *others
 
     def reset(self, *, seed: int | None = None) -> tuple[Any, dict[Any, Any]]:
         """Returns the result of the last reset."""
@@ -157,8 +157,7 @@ class AgentProcesses(AgentVectorEnv):
 
     def render(self) -> tuple[Any, ...]:
         """Returns what each copy renders."""
-        found: tuple[Any, ...] = self.processes.render()
-        return found
+        return self.processes.render() or ()
 
     def close(self) -> None:
         """Closes the environments, and ends their processes."""

@@ -97,8 +97,9 @@ class GroupSampler:
         try:
             self.vector.reset(range(len(self.vector.envs)), seeds)
         except (EOFError, ConnectionError) as error:
-            for one, one.env, *begun in self._rebuild(error):
-                one.begin_episodes(*begun)
+            for sampler, group, raw, infos in self._rebuild(error):
+                sampler.env = group
+                sampler.begin_episodes(raw, infos)
         else:
             for one, group in zip(self.samplers.values(), self.vector.groups, strict=True):
                 one.begin_episodes(*group.first_observations())
