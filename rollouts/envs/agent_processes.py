@@ -71,6 +71,7 @@ class _Copy:
         self.render_mode = render_mode
         self.acting: list[AgentID] = []
         self.over = False
+        self.continued = None  # see `AgentsEnv`
         self.stepped: Any = None
         self.first: Any = None
 
