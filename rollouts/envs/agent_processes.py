@@ -13,6 +13,9 @@ from polopt.rollouts.envs.agents_env import AgentsEnv
 from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 
+#: Largest number of seconds until the error of a process arrives, after the news that there is one.
+_ERROR_S = 60.0
+
 
 class _Seen(NamedTuple):
     """What a process returns in place of the observations of a step or a reset.
@@ -144,8 +147,13 @@ class AgentProcesses(AgentVectorEnv):
         for k, data in of_copies.items():
             pipes[k].send((command, data))
         answers = {k: pipes[k].recv() for k in of_copies}
-        fine = [k not in answers or answers[k][1] for k in range(len(self._copies))]
-        self.processes._raise_if_errors(fine)  # raises what a process has raised
+        failed = [k for k, (_, is_fine) in answers.items() if not is_fine]
+        for k in failed:  # these processes have ended
+            pipes[k].close()
+            pipes[k] = None
+        if failed:
+            _, _, error, _ = self.processes.error_queue.get(timeout=_ERROR_S)
+            raise error
         return {k: answer for k, (answer, _) in answers.items()}
 
     def get_state(self) -> None:

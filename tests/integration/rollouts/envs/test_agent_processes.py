@@ -15,7 +15,9 @@ from faulty_envs import num_faults
 from gymnasium import spaces
 
 import polopt
+from polopt.rllib.callback_places import environments_of
 from polopt.rollouts.envs.agent_processes import AgentProcesses
+from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 
 PPO = {
     "num_workers": 0,
@@ -141,12 +143,29 @@ def test_death_of_a_process_costs_one_step(options: Any, tmp_path: Path) -> None
         assert [batch.env_steps for batch in batches] == [48, 45, 48]
         assert [num_faults(batch.faults, "raised") for batch in batches] == [0, 1, 0]
         assert vector_of(trainer) is not before
+        with pytest.raises(AttributeError, match="AgentProcesses has no single environments"):
+            environments_of(trainer.workers.local)  # as callbacks of RLlib ask for them
         assert not any(process.is_alive() for process in before.processes.processes)
         result = trainer.train()
         assert result["num_env_steps_sampled_lifetime"] > 0
         assert result["fault_tolerance"]["num_env_faults"] == 0
     finally:
         trainer.stop()
+
+
+class Unfair(Matrix):
+    """Gives a reward to nobody in its third step."""
+
+    def step(self, actions: Any) -> Any:
+        observations, rewards, *others = super().step(actions)
+        if self.round == 3:
+            rewards["nobody"] = 1.0
+        return observations, rewards, *others
+
+
+def test_broken_rule_in_a_process_is_one_error() -> None:
+    with pytest.raises(EnvironmentAPIError, match=r"nobody.*is not one of the possible agents"):
+        run("SyncPPO", "async", 1, env=Unfair)
 
 
 class Meets(Matrix):
