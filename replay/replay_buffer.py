@@ -294,23 +294,27 @@ class ReplayBuffer:
         self._num_valid += num_valid
         self._rows_added += num_valid
         steps = len(serials)
-        is_row = self._unit.is_row(batch)
-        counts = np.count_nonzero(is_row, axis=0)
-        last, has_row = (counts - 1, np.arange(len(counts))), counts > 0
         ended = batch["terminated"] & valid | has_successor(batch)
         tail = StreamTail(
             place=batch.next_place,
-            rows=np.where(is_row, serials, -1),
+            rows=serials,
             starts=[True] + [False] * (steps - 1),
             priorities=given[-steps:],
-            open=~ended[last] & has_row,
-            nodes=np.where(has_row, nodes[last], -1),
+            open=~ended[-1],
+            nodes=nodes[-1],
             next_obs=batch.bootstrap_obs.copy(),
         )
-        tail.align()
+        has_row: Any = True
+        if self._unit.leaves_out(batch):
+            assert batch.row_counts is not None
+            has_row = batch.row_counts > 0
+            last = batch.row_counts - 1, np.arange(len(has_row))
+            tail.open, tail.nodes = ~ended[last] & has_row, np.where(has_row, nodes[last], -1)
+            tail.rows = np.where(batch.is_row, serials, -1)
+            tail.align()
         if before is not None:
             self._link(before, serials[0], ~valid[0], has_row)
-            tail.prepend(before, given[:-steps])
+            tail.prepend(before, given[:-steps], has_row)
         self._complete(tail)
         self._tails[batch.worker_index] = tail
         return num_valid
@@ -428,7 +432,7 @@ class ReplayBuffer:
             self._store.write("flags", int(serials[0]), np.full(len(obs), SUCCESSOR))
 
     def _link(
-        self, tail: StreamTail, serials: np.ndarray, cut: np.ndarray, has_next: np.ndarray
+        self, tail: StreamTail, serials: np.ndarray, cut: np.ndarray, has_next: np.ndarray | bool
     ) -> None:
         """Links the last rows of a tail to the next rows.
 
@@ -436,7 +440,7 @@ class ReplayBuffer:
             tail: the tail of the stream.
             serials: `[N]` serial numbers of the next rows.
             cut: `[N]` bool. True if windows must end before the next row.
-            has_next: `[N]` bool. False if an environment has no next row yet.
+            has_next: `[N]` bool. False if an environment has no next row yet. True: all have one.
         """
         assert self._store is not None
         stored = (tail.nodes >= max(0, self._end - self.capacity)) & has_next
@@ -456,8 +460,7 @@ class ReplayBuffer:
         self._write_successors(successors, tail.next_obs[envs], successors)
         after = tail.nodes.copy()  # the last row of a stream is linked to itself
         after[envs] = successors
-        every = np.ones(len(after), dtype=bool)
-        self._link(tail, after, every, every)
+        self._link(tail, after, np.ones(len(after), dtype=bool), True)
         tail.open[:] = False
         self._complete(tail, ended=True)
 

@@ -38,9 +38,10 @@ class ReplayUnit(ABC):
         """
         return
 
-    def is_row(self, batch: SampleBatch) -> np.ndarray:
-        """Returns `[T, N]` bool, False for the rows of a fragment that streams leave out."""
-        return batch.is_row
+    def leaves_out(self, batch: SampleBatch) -> bool:
+        """Whether streams leave out the rows that only fill the arrays of this fragment (see
+        `SampleBatch.row_counts`)."""
+        return batch.row_counts is not None
 
     @abstractmethod
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:

@@ -46,9 +46,9 @@ class SequenceUnit(ReplayUnit):
                 "number of steps of a fragment"
             )
 
-    def is_row(self, batch: SampleBatch) -> np.ndarray:
-        """See `ReplayUnit.is_row`. Sequences have all rows of their fragments."""
-        return np.ones(batch.shape, dtype=bool)
+    def leaves_out(self, batch: SampleBatch) -> bool:
+        """Returns False: sequences have all rows of their fragments."""
+        return False
 
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:
         """See `ReplayUnit.needs_successor`."""

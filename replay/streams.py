@@ -77,7 +77,7 @@ class StreamTail:
             follows = batch.place is not None and batch.place == self.place
         return follows and len(self.open) == batch.shape[1]
 
-    def prepend(self, before: StreamTail, given: np.ndarray) -> None:
+    def prepend(self, before: StreamTail, given: np.ndarray, has_row: np.ndarray | bool) -> None:
         """Puts the steps of an earlier tail of the same stream before the steps of this tail.
 
         Args:
@@ -85,17 +85,18 @@ class StreamTail:
             given: `[K, N]`, newer priorities for the last K rows of each environment in the earlier
                 tail. K may be larger than the number of these rows. -1 stands for a priority that
                 the caller of `add` did not pass.
+            has_row: `[N]` bool. Whether an environment has a row in this tail. True: all have one.
         """
         priorities = before.priorities.copy()
         again = min(len(given), len(priorities))
         if again:
             priorities[-again:] = given[-again:]
-        has_row = self.rows[-1] >= 0  # in this fragment
         self.rows = np.concatenate([before.rows, self.rows])
         self.starts = before.starts + self.starts
         self.priorities = np.concatenate([priorities, self.priorities])
-        self.open = np.where(has_row, self.open, before.open)
-        self.nodes = np.where(has_row, self.nodes, before.nodes)
+        if has_row is not True:
+            self.open = np.where(has_row, self.open, before.open)
+            self.nodes = np.where(has_row, self.nodes, before.nodes)
         self.align()
 
     def align(self) -> None:
