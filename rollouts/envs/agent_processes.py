@@ -143,7 +143,7 @@ class AgentProcesses(AgentVectorEnv):
 
     def _ask(self, command: str, of_copies: Mapping[int, Any]) -> dict[int, Any]:
         """Sends a command to the processes of some copies, and returns their answers."""
-        pipes = self.processes.parent_pipes
+        pipes: list[Any] = self.processes.parent_pipes
         for k, data in of_copies.items():
             pipes[k].send((command, data))
         answers = {k: pipes[k].recv() for k in of_copies}
