@@ -219,6 +219,8 @@ def evaluate(
     for name, key in (("return", "episode_return"), ("length", "episode_len")):
         summary = evaluate_command.summary([getattr(episode, key) for episode in played])
         say(f"{name:<11} {summary}  ({episodes} episodes)")
+        if name == "return":
+            evaluate_command.say_policies(played)
     if video is not None:
         say(f"video       {video}")
 

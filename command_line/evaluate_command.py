@@ -11,7 +11,9 @@ import numpy as np
 
 from polopt.command_line.examples import Example, apply_changes
 from polopt.command_line.names import import_from, named
+from polopt.command_line.output import say
 from polopt.common.config import ConfigError
+from polopt.common.episodes import Episode
 from polopt.common.plain_data import argument_for, described
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -151,6 +153,14 @@ def _has(options: Mapping[str, Any], keys: str) -> bool:
             return False
         found = found[key]
     return True
+
+
+def say_policies(played: Sequence[Episode]) -> None:
+    """Prints the returns of each policy, if there are several."""
+    names = list(dict.fromkeys(name for episode in played for name in episode.policy_returns))
+    for name in names if len(names) > 1 else ():
+        own = [one.policy_returns[name] for one in played if name in one.policy_returns]
+        say(f"  {name:<9} {summary(own)}  ({len(own)} episodes)")
 
 
 def summary(values: Sequence[float]) -> str:

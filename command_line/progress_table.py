@@ -30,6 +30,8 @@ _ROWS = 8
 #: Number of environment steps between two checks of whether the policy learns, and number of
 #: seconds between two lines while the workers start.
 _REMARK_STEPS, _STARTING_S = 100_000, 30.0
+#: Number of policies whose returns are shown.
+_POLICIES = 2
 #: Shown instead of a missing number.
 _NONE = "-"
 #: Name of the column with the mean return of evaluations. Runs without evaluation lack this column.
@@ -102,8 +104,17 @@ def cells(result: Mapping[str, Any], limits: Mapping[str, float]) -> dict[str, s
 
 
 def _mean_return(result: Mapping[str, Any]) -> str:
-    mean = result["env_runners"]["episode_return_mean"]
-    return _NONE if math.isnan(mean) else f"{mean:.1f}"
+    """Returns the mean return. With several policies, it is the sum over all agents, and the mean
+    returns of the first policies follow in brackets."""
+    found = result["env_runners"]
+    mean, of_policies = found["episode_return_mean"], found.get("module_episode_returns_mean", {})
+    if math.isnan(mean):
+        return _NONE
+    if len(of_policies) < 2:
+        return f"{mean:.1f}"
+    shown = [f"{name} {value:.1f}" for name, value in of_policies.items()][:_POLICIES]
+    more = ["..."] * (len(of_policies) > _POLICIES)
+    return f"{mean:.1f} ({', '.join(shown + more)})"
 
 
 def line(row: Mapping[str, str]) -> str:

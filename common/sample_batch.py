@@ -68,6 +68,9 @@ class SampleBatch:
             position, for example because the batch combines several fragments.
         num_env_steps: the number of environment steps, if the N environments are slots of agents.
             None means that each valid row is one environment step.
+        row_counts: `[N]`, the number of rows of each slot of an agent. The later rows of the slot
+            are not valid, and only fill the arrays. Their observation is the next observation of
+            the slot's last row. None means that no row only fills the arrays.
     """
 
     all_obs: np.ndarray  # [T + 1, N, ...]
@@ -85,6 +88,7 @@ class SampleBatch:
     moments: Moments | None = None
     place: tuple[int, int] | None = None
     num_env_steps: int | None = None
+    row_counts: np.ndarray | None = None  # [N] int64
 
     def __repr__(self) -> str:
         """Shows T, N, environment steps and version, and the dtype and shape of each column."""
@@ -188,6 +192,56 @@ class SampleBatch:
             column_versions=self.column_versions,
             per_env=begun if start else self.per_env,
             place=None if self.place is None else (self.place[0], self.place[1] + start),
+            row_counts=None
+            if self.row_counts is None
+            else np.clip(self.row_counts - start, 0, stop - start),
+        )
+
+    @property
+    def is_row(self) -> np.ndarray:
+        """`[T, N]` bool, False for the rows that only fill the arrays. See `row_counts`."""
+        if self.row_counts is None:
+            return np.ones(self.shape, dtype=bool)
+        return np.arange(self.shape[0])[:, None] < self.row_counts
+
+    def last_rows(self, count: int) -> SampleBatch:
+        """Returns the last rows of each environment, `[K, N]`, where K is the smaller one of
+        `count` and T. If a slot has fewer rows than K, its first rows are not valid."""
+        length, place = min(count, self.shape[0]), self.next_place
+        if self.row_counts is None:
+            return self.steps(self.shape[0] - length, self.shape[0])
+        order = self.row_counts - length + np.arange(length)[:, None]
+        last = self.in_order(order)
+        last.place = None if place is None else (place[0], place[1] - length)
+        return last
+
+    def in_order(self, order: np.ndarray) -> SampleBatch:
+        """Returns `[K, N]` rows of the N environments. The observations after the last row stay.
+
+        `episodes` of the result is empty, because episode statistics cannot be divided.
+
+        Args:
+            order: `[K, N]`, the step of each row. Negative for a row that is not valid.
+        """
+        steps, envs = self.shape
+        kept, slots = order >= 0, np.arange(envs)
+        columns = {name: column[order, slots] for name, column in self.columns.items()}
+        for column in columns.values():
+            column[~kept] = 0
+        places = np.full((steps, envs), -1)
+        places[order[kept], np.nonzero(kept)[1]] = np.flatnonzero(kept)
+        successor_index = places.reshape(-1)[self.successor_index]
+        obs = self.all_obs[np.where(kept, order, steps), slots]
+        return SampleBatch(
+            all_obs=np.concatenate([obs, self.all_obs[-1:]]),
+            columns=columns,
+            successor_index=successor_index[successor_index >= 0],
+            successor_obs=self.successor_obs[successor_index >= 0],
+            version=self.version,
+            worker_index=self.worker_index,
+            device=self.device,
+            column_versions=self.column_versions,
+            per_env=self.per_env,
         )
 
     def select(self, envs: np.ndarray) -> SampleBatch:
@@ -212,6 +266,7 @@ class SampleBatch:
             device=self.device,
             column_versions=None if self.column_versions is None else self.column_versions[envs],
             per_env={name: array.take(envs, axis=0) for name, array in self.per_env.items()},
+            row_counts=None if self.row_counts is None else self.row_counts[envs],
         )
 
     def iter_rows(self) -> Iterator[tuple[str, np.ndarray]]:
@@ -315,7 +370,7 @@ def _packed(batch: SampleBatch) -> _PackedBatch:
         for name, column in batch.columns.items()
     }
     names = ["successor_index", "version", "worker_index", "episodes", "device", "faults"]
-    names += ["column_versions", "per_env", "place", "num_env_steps"]
+    names += ["column_versions", "per_env", "place", "num_env_steps", "row_counts"]
     return observations, columns, {name: getattr(batch, name) for name in names}
 
 

@@ -184,9 +184,9 @@ def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities:
     priorities of its rows with the same weights. See `Fragment` for the return value.
 
     The priority of a row depends on its window, which is the steps of the row's n-step return. The
-    windows of the last `n_step - 1` steps can end in the next fragment. So the sampler keeps these
-    steps, and sends their priorities with the next fragment. If the next fragment does not continue
-    this fragment, the sampler never sends these priorities.
+    windows of the last `n_step - 1` rows of each environment can end in the next fragment. So the
+    sampler keeps these rows, and sends their priorities with the next fragment. If the next
+    fragment does not continue this fragment, the sampler never sends these priorities.
     """
     worker.set_weights(weights)
     batch: Any = worker.next_batch()
@@ -215,8 +215,7 @@ def _with_priorities(
         priorities = np.full(joined.shape, np.nan)
         if windows.complete.any():
             priorities[windows.complete] = policy.td_errors(windows.rows)
-        length = joined.shape[0]
-        last_steps[name] = joined.steps(max(0, length - options.most_steps + 1), length)
+        last_steps[name] = joined.last_rows(options.most_steps - 1)
     return Fragment(batch, priorities)
 
 

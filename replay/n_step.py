@@ -79,7 +79,7 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     priorities of rows from these transitions.
 
     The window of a row ends early at the end of an episode, and before a row that is not `valid`
-    (see `SampleBatch`).
+    (see `flags_of`).
     The result does not contain rows that are not `valid`, or rows whose windows need steps after
     the fragment. All weights are 1.
 
@@ -92,7 +92,11 @@ def windows_of(batch: SampleBatch, gamma: float, n_step: int) -> Windows:
     size = steps * envs
     flags = flags_of(batch).reshape(-1)
     known = flags.copy()
-    known[-envs:] |= CUT  # the steps after the fragment are not known
+    if batch.row_counts is None:
+        known[-envs:] |= CUT  # the steps after the fragment are not known
+    else:
+        slots = np.flatnonzero(batch.row_counts)
+        known[(batch.row_counts[slots] - 1) * envs + slots] |= CUT
     first, rewards = np.flatnonzero(batch["valid"]), batch.flat("rewards").astype(np.float32)
     returns = n_step_returns(first, rewards, known, np.arange(size) + envs, gamma, n_step)
     full = (returns.last - first) // envs == n_step - 1

@@ -61,10 +61,11 @@ class ReplayBuffer:
 
     **Windows.** The window of a row is the steps of its n-step return. A window ends early at the
     end of an episode, before a row that is not `valid` (see `SampleBatch`), and where a stream was
-    interrupted. If the window ends with `terminated`, the discount is 0. Otherwise the learner
-    bootstraps from the value of the true next observation. The window is complete when the buffer
-    has all steps of the window, and the next observation if the learner needs it. The buffer can
-    then draw the row. With `unit="transition"`, it never draws a row that is not `valid`.
+    interrupted. The window of a slot of an agent goes over the rows of this slot, also if the agent
+    has no row in a fragment. If the window ends with `terminated`, the discount is 0. Otherwise the
+    learner bootstraps from the value of the true next observation. The window is complete when the
+    buffer has all steps of the window, and the next observation if the learner needs it. The buffer
+    can then draw the row. With `unit="transition"`, it never draws a row that is not `valid`.
 
     **Streams.** A stream is a series of consecutive fragments of one worker. The buffer compares
     the places of two fragments (`SampleBatch.place`) to decide whether the second fragment
@@ -251,11 +252,11 @@ class ReplayBuffer:
         Args:
             batch: `[T, N]`, with observations and rewards before normalisation.
             priorities: `[K + T, N]`, or `[N]` for sequences. The last T rows of the array are the
-                priorities of this fragment. The first K rows are priorities for the K steps before
-                this fragment, whose windows may end in this fragment. The buffer ignores these K
-                rows if the fragment starts a new stream. For sequences, the array has the
-                priorities of the N sequences that begin with this fragment. NaN or None stands for
-                the largest priority so far.
+                priorities of this fragment. The first K rows are priorities for the last K rows of
+                each environment before this fragment, whose windows may end in this fragment. The
+                buffer ignores these K rows if the fragment starts a new stream. For sequences, the
+                array has the priorities of the N sequences that begin with this fragment. NaN or
+                None stands for the largest priority so far.
             follows: whether the fragment continues the previous fragment with the same
                 `worker_index`. With `None`, `batch.place` decides, and a batch without a place does
                 not continue the previous fragment. A batch with another N never continues it.
@@ -296,18 +297,27 @@ class ReplayBuffer:
         self._num_valid += num_valid
         self._rows_added += num_valid
         steps = len(serials)
+        ended = batch["terminated"] & valid | has_successor(batch)
         tail = StreamTail(
             place=batch.next_place,
-            steps=serials[:, 0].tolist(),
+            rows=serials,
             starts=[True] + [False] * (steps - 1),
             priorities=given[-steps:],
-            open=~(batch["terminated"][-1] & valid[-1] | has_successor(batch)[-1]),
+            open=~ended[-1],
             nodes=nodes[-1],
             next_obs=batch.bootstrap_obs.copy(),
         )
+        has_row: Any = True
+        if self._unit.leaves_out(batch):
+            assert batch.row_counts is not None
+            has_row = batch.row_counts > 0
+            last = batch.row_counts - 1, np.arange(len(has_row))
+            tail.open, tail.nodes = ~ended[last] & has_row, np.where(has_row, nodes[last], -1)
+            tail.rows = np.where(batch.is_row, serials, -1)
+            tail.align()
         if before is not None:
-            self._link(before, serials[0], ~valid[0])
-            tail.prepend(before, given[:-steps])
+            self._link(before, serials[0], ~valid[0], has_row)
+            tail.prepend(before, given[:-steps], has_row)
         self._complete(tail)
         self._tails[batch.worker_index] = tail
         return num_valid
@@ -424,16 +434,19 @@ class ReplayBuffer:
             self._store.write("next", int(serials[0]), step_after % self.capacity)
             self._store.write("flags", int(serials[0]), np.full(len(obs), SUCCESSOR))
 
-    def _link(self, tail: StreamTail, serials: np.ndarray, cut: np.ndarray) -> None:
-        """Links the last step of a tail to the next rows.
+    def _link(
+        self, tail: StreamTail, serials: np.ndarray, cut: np.ndarray, has_next: np.ndarray | bool
+    ) -> None:
+        """Links the last rows of a tail to the next rows.
 
         Args:
             tail: the tail of the stream.
             serials: `[N]` serial numbers of the next rows.
             cut: `[N]` bool. True if windows must end before the next row.
+            has_next: `[N]` bool. False if an environment has no next row yet. True: all have one.
         """
         assert self._store is not None
-        stored = tail.nodes >= self._end - self.capacity
+        stored = (tail.nodes >= max(0, self._end - self.capacity)) & has_next
         self._store.put("next", tail.nodes[stored], serials[stored] % self.capacity)
         cut = cut & tail.open & stored
         places = tail.nodes[cut] % self.capacity
@@ -450,7 +463,7 @@ class ReplayBuffer:
         self._write_successors(successors, tail.next_obs[envs], successors)
         after = tail.nodes.copy()  # the last row of a stream is linked to itself
         after[envs] = successors
-        self._link(tail, after, np.ones(len(after), dtype=bool))
+        self._link(tail, after, np.ones(len(after), dtype=bool), True)
         tail.open[:] = False
         self._complete(tail, ended=True)
 
@@ -463,9 +476,10 @@ class ReplayBuffer:
             ended: whether the stream ends after this tail.
         """
         assert self._store is not None
-        serials = tail.serials()  # [K, N]
+        serials = tail.rows
         flags = self._store.arrays["flags"][serials % self.capacity]
-        kept = serials >= self._end - self.capacity  # the other rows have been overwritten
+        # The other rows have been overwritten, or do not exist.
+        kept = serials >= max(0, self._end - self.capacity)
         flags[~kept] = 0
         drawable = self._unit.drawable(flags, tail, ended)
         new = drawable & ((flags & DRAWABLE) == 0) & kept
@@ -698,7 +712,8 @@ class ReplayBuffer:
         for saved in state["tails"]:
             tail = StreamTail.from_state(saved)
             fits = tail.next_obs.dtype == specs["obs"].dtype
-            if not fits or not ((tail.nodes >= 0) & (tail.nodes < self._end)).all():
+            serials = np.concatenate([tail.nodes[None], tail.rows])
+            if not fits or not ((serials >= -1) & (serials < self._end)).all():
                 raise RowFilesError(f"{directory}: the ends of the streams do not fit the rows")
             self._tails[int(saved["source"])] = tail
         self._unit.set_state(state)

@@ -38,6 +38,11 @@ class ReplayUnit(ABC):
         """
         return
 
+    def leaves_out(self, batch: SampleBatch) -> bool:
+        """Whether streams leave out the rows that only fill the arrays of this fragment (see
+        `SampleBatch.row_counts`)."""
+        return batch.row_counts is not None
+
     @abstractmethod
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:
         """Whether the buffer stores the next observation of a row, if the row has its own.

@@ -46,6 +46,10 @@ class SequenceUnit(ReplayUnit):
                 "number of steps of a fragment"
             )
 
+    def leaves_out(self, batch: SampleBatch) -> bool:
+        """Returns False: sequences have all rows of their fragments."""
+        return False
+
     def needs_successor(self, flags: np.ndarray) -> np.ndarray:
         """See `ReplayUnit.needs_successor`."""
         return (flags & VALID) > 0

@@ -25,9 +25,9 @@ def environments_of(worker: Any) -> list[Any]:
     """
     env = worker.sampler.env
     vector = getattr(env, "vector", env)  # of slots of agents
-    if not hasattr(vector, "envs"):
+    if not hasattr(vector, "envs") or hasattr(vector, "processes"):
         raise AttributeError(
-            f"{type(env).__name__} has no single environments. Callbacks reach them with "
+            f"{type(vector).__name__} has no single environments. Callbacks reach them with "
             'vectorization_mode="sync" (in RLlib: gym_env_vectorize_mode="sync")'
         )
     made = [one.env for one in vector.envs]  # each is wrapped in a `FaultTolerantEnv`

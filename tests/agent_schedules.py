@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -79,6 +79,7 @@ class Schedule(gymnasium.Env[Any, Any]):
         if self.rng.random() < self.faults:
             self.log.append(("fault", None))
             raise RuntimeError("a random fault")
+        self.log.append(("step", None))
         for agent, action in actions.items():
             self.log.append(("act", agent, int(action)))
         rewards: dict[Any, float] = {}
@@ -190,6 +191,8 @@ class Step:
     terminated: bool = False
     truncated: bool = False
     begins: bool = False  # whether it is the first transition of an agent's life
+    cut: bool = False  # whether the environment raised before the agent's next transition closed
+    env_step: int = 0  # the number of the environment step in which it closed
 
 
 def reference(log: Log) -> dict[str, list[Step]]:
@@ -198,7 +201,12 @@ def reference(log: Log) -> dict[str, list[Step]]:
     open_: dict[str, Step] = {}
     seen: dict[str, np.ndarray] = {}
     alive: set[str] = set()
+    env_step = 0
     for event, agent, *values in log:
+        env_step += event == "step"
+        if event == "fault":
+            for one in closed.values():
+                one[-1:] = [replace(last, cut=True) for last in one[-1:]]
         if event in ("reset", "fault", "over"):
             open_.clear()
             seen.clear()
@@ -206,7 +214,7 @@ def reference(log: Log) -> dict[str, list[Step]]:
         elif event == "observe":
             if agent in open_:
                 step = open_.pop(agent)
-                step.next_obs = values[0]
+                step.next_obs, step.env_step = values[0], env_step
                 closed[agent].append(step)
             seen[agent] = values[0]
         elif event == "act":
@@ -220,7 +228,7 @@ def reference(log: Log) -> dict[str, list[Step]]:
             if agent in open_:
                 step = open_.pop(agent)
                 step.next_obs, step.terminated = values[0], values[1]
-                step.truncated = not values[1]
+                step.truncated, step.env_step = not values[1], env_step
                 closed[agent].append(step)
     return closed
 

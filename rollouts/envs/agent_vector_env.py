@@ -230,6 +230,21 @@ class AgentVectorEnv:
         for group in self.groups:
             group.end_step()
 
+    def continue_from(self, before: AgentVectorEnv) -> None:
+        """Takes over from a vector that this one replaces: what the sampler has not taken yet, and
+        the generator."""
+        self.rng, self.steps, self._begun = before.rng, before.steps, before._begun
+        self.episodes, self.num_steps = before.episodes, before.num_steps
+
+    def render(self) -> tuple[Any, ...]:
+        """Returns what each copy renders."""
+        return tuple(env.render() for env in self.envs)
+
+    def close(self) -> None:
+        """Closes the environments."""
+        for env in self.envs:
+            env.close()
+
     # ---- state ----------------------------------------------------------------------------------
 
     def get_state(self) -> dict[str, Any] | None:
@@ -517,12 +532,11 @@ class SlotGroup(VectorEnv[Any, Any, Any]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Closes the environments."""
-        for env in self.vector.envs:
-            env.close()
+        self.vector.close()
 
     def render(self) -> tuple[Any, ...]:
         """Returns what each copy renders."""
-        return tuple(env.render() for env in self.vector.envs)
+        return self.vector.render()
 
     def whole_copies(self, slots: np.ndarray) -> np.ndarray:
         """Returns `[N]` bool: all slots of the copies that have a slot in `slots` `[N]` bool."""

@@ -16,6 +16,7 @@ from gymnasium.vector.utils import create_shared_memory
 
 from polopt.common.config import ConfigError, shown, shown_options
 from polopt.rollouts.envs.agent_policies import AgentPolicies, resolve_policies
+from polopt.rollouts.envs.agent_processes import AgentProcesses, AgentsInProcess
 from polopt.rollouts.envs.agent_vector_env import (
     AgentVectorEnv,
     FaultTolerantAgents,
@@ -236,12 +237,6 @@ def _probe_agents(env: AgentsEnv, config: RolloutConfig) -> ProbedEnv:
         ConfigError: an option is not possible with several agents, or the policies do not fit the
             agents.
     """
-    if config.vectorization_mode == "async":
-        raise ConfigError(
-            "key 'vectorization_mode': got 'async' for an environment with several agents; "
-            "allowed: 'sync' or None. Gymnasium's processes exchange arrays of a fixed size, but "
-            "the agents that act change from step to step. For more processes, raise 'num_workers'"
-        )
     if config.autoreset_mode not in (None, "same_step"):
         raise ConfigError(
             f"key 'autoreset_mode': got {config.autoreset_mode!r} for an environment with several "
@@ -303,7 +298,7 @@ def _vector_of_callable(
         _check_vector_of_callable(first, config, num_envs)
         return first
     if isinstance(first, AgentsEnv):
-        return _vector_of_agents(makers, make, config, worker_index, first)
+        return _vector_of_agents(makers, make, config, worker_index, keep_infos, first)
     if config.vectorization_mode == "async":
         close_env(first, f"environment {env_name(make)!r}")
         first = None
@@ -315,20 +310,32 @@ def _vector_of_agents(
     source: EnvSource,
     config: RolloutConfig,
     worker_index: int,
+    keep_infos: KeptInfos,
     first: AgentsEnv,
 ) -> VectorEnv[Any, Any, Any]:
     """Makes the slots of several agents. `first` is the first environment."""
-    guards = [
-        functools.partial(
-            FaultTolerantAgents,
-            make,
-            EnvPlace(env_name(source), worker_index, i),
-            config.max_consecutive_env_faults,
-            first if i == 0 else None,
+    places = [EnvPlace(env_name(source), worker_index, i) for i in range(len(makers))]
+    limit, plan = config.max_consecutive_env_faults, policies_of_agents(first, config)
+    vector: AgentVectorEnv
+    if config.vectorization_mode == "async":
+        close_env(first, str(places[0]))
+        seeds = draw_process_seeds(len(makers))
+        with _garbage_stays_here():
+            vector = AgentProcesses(
+                [
+                    functools.partial(AgentsInProcess, make, place, limit, None, seed, keep_infos)
+                    for make, place, seed in zip(makers, places, seeds, strict=True)
+                ],
+                first,
+            )
+    else:
+        envs = [first, *([None] * (len(makers) - 1))]
+        vector = AgentVectorEnv(
+            [
+                functools.partial(FaultTolerantAgents, make, place, limit, env)
+                for make, place, env in zip(makers, places, envs, strict=True)
+            ]
         )
-        for i, make in enumerate(makers)
-    ]
-    vector, plan = AgentVectorEnv(guards), policies_of_agents(first, config)
     vector.divide(plan.members, plan.chooser(lambda: vector.rng, worker_index))
     return vector.groups[0]
 

@@ -36,6 +36,7 @@ class FragmentColumns:
             environments whose step was lost because of an exception. See `discard_lost`.
         last_infos: maps `(t, n)`, the step and environment at which an episode ended, to the info
             of its last step. The sampler fills it only if `VectorSampler.ended` is a list.
+        counts: `[N]`, see `SampleBatch.row_counts`. `close_up` sets it.
     """
 
     __slots__ = (
@@ -43,6 +44,7 @@ class FragmentColumns:
         "_final_rows",
         "actions",
         "all_obs",
+        "counts",
         "last_infos",
         "lost",
         "params",
@@ -64,6 +66,7 @@ class FragmentColumns:
         self.valid = np.ones((steps, envs), dtype=bool)
         self.lost: dict[int, np.ndarray] = {}
         self.last_infos: dict[tuple[int, int], dict[str, Any]] = {}
+        self.counts: np.ndarray | None = None
         self._final_rows: list[int] = []
         self._final_obs: list[np.ndarray] = []
 
@@ -110,6 +113,7 @@ class FragmentColumns:
         length = max(1, int(counts.max()))
         if counts.min() == steps:
             return steps
+        self.counts = counts
         order = np.argsort(~kept, axis=0, kind="stable")[:length]  # [T', N], the kept rows first
         filled = np.arange(length + 1)[:, None] >= counts
         # The observation of a slot stays the same until its next row.
@@ -146,6 +150,8 @@ class FragmentColumns:
             column[:steps, envs] = 0
         self.terminated[:steps, envs] = self.truncated[:steps, envs] = False
         self.all_obs[1 : steps + 1, envs] = 0
+        if self.counts is not None:
+            self.counts[envs] = steps
         kept = [i for i, row in enumerate(self._final_rows) if not envs[row % len(envs)]]
         self._final_rows = [self._final_rows[i] for i in kept]
         self._final_obs = [self._final_obs[i] for i in kept]
@@ -176,7 +182,8 @@ class FragmentColumns:
             "valid": self.valid[:steps],
             "action_dist_inputs": self.params[:steps],
         }
-        return SampleBatch(self.all_obs[: steps + 1], columns, places, last, version=version)
+        all_obs, counts = self.all_obs[: steps + 1], self.counts
+        return SampleBatch(all_obs, columns, places, last, version=version, row_counts=counts)
 
 
 def _taken(array: np.ndarray, steps: np.ndarray) -> np.ndarray:

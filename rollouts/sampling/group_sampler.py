@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, SlotGroup
 from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_state import get_env_statistics, set_env_statistics
+from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY
 from polopt.rollouts.sampling.running_episodes import EpisodeSteps
 from polopt.rollouts.sampling.sampler import Exploration, VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
@@ -25,7 +27,8 @@ class GroupSampler:
 
     Each policy has a `VectorSampler` for the slots of its agents. This class lets them choose their
     actions, steps the environments with the actions of all agents, and gives each of them its
-    results.
+    results. If the process of an environment dies, all environments are made again, as in
+    `VectorSampler`.
 
     Args:
         vector: the environments. The sampler closes them.
@@ -83,6 +86,7 @@ class GroupSampler:
 
     def restart(self, seeds: Seeds) -> None:
         """Starts new episodes with new seeds. Discards the current episodes."""
+        self._seeds = seeds
         for place, one in enumerate(self.samplers.values()):
             one.reseed(_seeds_of(seeds, place))
         self.vector.rng = np.random.default_rng(_seeds_of(seeds, len(self.samplers)).actions)
@@ -90,10 +94,33 @@ class GroupSampler:
 
     def reset(self, seeds: list[int] | None = None) -> None:
         """Starts new episodes in all environments. See `VectorSampler.reset`."""
-        self.vector.reset(range(len(self.vector.envs)), seeds)
-        for one, group in zip(self.samplers.values(), self.vector.groups, strict=True):
-            one.begin_episodes(*group.first_observations())
+        try:
+            self.vector.reset(range(len(self.vector.envs)), seeds)
+        except (EOFError, ConnectionError) as error:
+            for sampler, group, raw, infos in self._rebuild(error):
+                sampler.env = group
+                sampler.begin_episodes(raw, infos)
+        else:
+            for one, group in zip(self.samplers.values(), self.vector.groups, strict=True):
+                one.begin_episodes(*group.first_observations())
         self.leave_gap()
+
+    def _rebuild(
+        self, error: Exception, step: int = 0
+    ) -> list[tuple[VectorSampler, Any, Any, Any]]:
+        """Replaces the environments after the death of one of their processes. Returns, for each
+        policy, its sampler, its slots, their first observations, and infos that report a lost
+        step."""
+        env, _, infos = self.faults.rebuild(self.env, error, self._seeds, step)
+        assert isinstance(env, SlotGroup)
+        self.vector, found = env.vector, []
+        fault = infos[FAULT_KEY][0]
+        for one, group in zip(self.samplers.values(), self.vector.groups, strict=True):
+            raw, infos = group.first_observations()
+            lost = np.full(group.num_envs, fault, dtype=object)
+            found.append((one, group, raw, {**infos, FAULT_KEY: lost}))
+            fault = dataclasses.replace(fault, count=0)  # the first policy counts it
+        return found
 
     def sample(
         self,
@@ -108,10 +135,17 @@ class GroupSampler:
         for one in samplers:
             one.begin_fragment(explore, steps, uniform)
         while samplers[0].goes_on():
-            self.vector.step([one.act() for one in samplers])
+            actions = [one.act() for one in samplers]
+            try:
+                self.vector.step(actions)
+            except (EOFError, ConnectionError) as error:  # the process of an environment has died
+                for one, *begun in self._rebuild(error, samplers[0].num_steps):
+                    one.lose_step(*begun)
+                continue
             for one, group in zip(samplers, self.vector.groups, strict=True):
                 one.take_results(group.results())
         self.num_steps = samplers[0].num_steps
+        self.faults.step += self.num_steps
         version = self._policy.version
         parts = {name: one.end_fragment() for name, one in self.samplers.items()}
         ended, self.vector.episodes = self.vector.episodes, []

@@ -374,6 +374,18 @@ class VectorSampler:
         self.num_steps += 1
         PROGRESS.note()
 
+    def lose_step(self, env: SlotGroup, raw: Any, infos: Mapping[str, Any]) -> None:
+        """Continues with other environments. The current step is lost. See `GroupSampler`.
+
+        Args:
+            env: the slots in the new environments.
+            raw: their first observations.
+            infos: infos that report the lost step.
+        """
+        self.env, self._open = env, OpenTransitions.of(env, self.policy)
+        self._rows.lose(self.num_steps)
+        self.take(raw, infos)
+
     def _rebuild(self, error: Exception) -> tuple[Any, ...]:
         """Replaces the vector environment after an exception in the current step, which is lost.
         Returns the first observations of the new vector, and infos that say so, in the form of the

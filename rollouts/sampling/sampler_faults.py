@@ -11,6 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 
 from polopt.common.action_mask import MASK_KEY, ActionMask
 from polopt.common.faults import Fault, FaultKind, one_per_kind
+from polopt.rollouts.envs.agent_processes import AgentProcesses
 from polopt.rollouts.envs.agent_vector_env import SlotGroup, num_copies
 from polopt.rollouts.envs.env_api import check_observation
 from polopt.rollouts.envs.env_errors import (
@@ -122,9 +123,11 @@ class SamplerFaults:
         while True:
             failures += 1
             trace = self._count(error, env, self.step + step)
-            close_env(env, self.place, terminate=True)
+            close_env(_owner_of_processes(env), self.place, terminate=True)
             try:
-                env = self._remake()
+                before, env = env, self._remake()
+                if isinstance(env, SlotGroup) and isinstance(before, SlotGroup):
+                    env.vector.continue_from(before.vector)
                 obs, infos = env.reset(seed=self._new_seeds(env, seeds))
                 self.check_masks(env, obs)
             except EnvironmentFailedError:
@@ -197,6 +200,11 @@ def checks_each_env(env: _Vector) -> bool:
         return True
     makers = base.env_fns if isinstance(base, SyncVectorEnv | AsyncVectorEnv) else []
     return any(getattr(make, "func", None) is FaultTolerantEnv for make in makers)
+
+
+def _owner_of_processes(env: _Vector) -> _Vector:
+    agents = env.vector if isinstance(env, SlotGroup) else None
+    return agents.processes if isinstance(agents, AgentProcesses) else env
 
 
 def has_sub_envs(env: _Vector) -> bool:

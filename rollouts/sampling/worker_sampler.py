@@ -195,8 +195,8 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
         a fragment `[T1 + T2, N]`.
     """
     offset = first.shape[0] * first.shape[1]
-    return SampleBatch(
-        all_obs=np.concatenate([first.all_obs, second.all_obs[1:]]),
+    joined = SampleBatch(
+        all_obs=np.concatenate([first.obs, second.all_obs]),
         columns={
             name: np.concatenate([column, second.columns[name]])
             for name, column in first.columns.items()
@@ -215,6 +215,22 @@ def join_in_time(first: SampleBatch, second: SampleBatch) -> SampleBatch:
             else first.num_env_steps + second.num_env_steps
         ),
     )
+    if second.row_counts is not None:
+        joined.row_counts = first.shape[0] + second.row_counts
+    return joined if first.row_counts is None else _closed_up(joined, first, second)
+
+
+def _closed_up(joined: SampleBatch, first: SampleBatch, second: SampleBatch) -> SampleBatch:
+    """Removes the rows of two joined fragments that only fill the arrays."""
+    is_row = np.concatenate([first.is_row, second.is_row])
+    counts = np.count_nonzero(is_row, axis=0)
+    order = np.argsort(~is_row, axis=0, kind="stable")[: max(1, int(counts.max()))]
+    rows = np.arange(len(order))[:, None] < counts
+    closed = joined.in_order(np.where(rows, order, -1))
+    closed.episodes, closed.faults, closed.moments = joined.episodes, joined.faults, joined.moments
+    closed.place, closed.num_env_steps = joined.place, joined.num_env_steps
+    closed.row_counts = counts
+    return closed
 
 
 def mark_non_finite(batch: Any, sampler: Any) -> Any:

@@ -29,6 +29,7 @@ from polopt.command_line import evaluate_command, tune_run
 from polopt.command_line.examples import example_names
 from polopt.command_line.names import name_on_command_line
 from polopt.common.config import ConfigError
+from polopt.common.episodes import Episode
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -293,6 +294,18 @@ def played_endless(folder: Path, *arguments: object, **options: Any) -> list[str
     played = polopt("evaluate", folder / "c", *arguments, *named)
     assert played.exit_code == 0, played.output
     return played.stdout.splitlines()[1:]
+
+
+def test_evaluate_prints_the_returns_of_several_policies(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = Episode(0, 3.0, 5, True, {}, {}, agent_returns={"x": 1.0, "y": 2.0})
+    for policies in ({"x": "a", "y": "a"}, {"x": "a", "y": "b"}):
+        evaluate_command.say_policies([one._replace(agent_policies=policies)] * 2)
+    assert capsys.readouterr().out.splitlines() == [
+        "  a         mean 1.00  std 0.00  min 1.00  max 1.00  (2 episodes)",
+        "  b         mean 2.00  std 0.00  min 2.00  max 2.00  (2 episodes)",
+    ]
 
 
 def test_evaluate_prints_each_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

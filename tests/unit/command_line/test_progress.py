@@ -59,6 +59,19 @@ def test_run_without_workers_counts_none() -> None:
     assert "workers" not in line(cells(alone, {}))
 
 
+@pytest.mark.parametrize(
+    ("returns", "shown"),
+    [
+        ({"default_policy": 85.0}, "return 85.0  "),
+        ({"hunters": 95.26, "prey": -10.26}, "return 85.0 (hunters 95.3, prey -10.3)  "),
+        ({"a": 1.0, "b": 2.0, "c": 3.0}, "return 85.0 (a 1.0, b 2.0, ...)  "),
+    ],
+)
+def test_returns_of_several_policies(returns: dict[str, float], shown: str) -> None:
+    found = {"episode_return_mean": 85.0, "module_episode_returns_mean": returns}
+    assert line(cells(result(env_runners=found), {})).startswith(shown)
+
+
 def test_return_before_the_first_episode() -> None:
     row = cells(result(env_runners={"episode_return_mean": math.nan}), {})
     assert row["return"] == "-"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -24,6 +25,7 @@ from polopt.rllib import (
     RLModuleSpec,
     to_rl_module,
 )
+from polopt.rllib.callback_places import environments_of
 from polopt.rollouts.envs.agent_policies import AgentPolicies
 from polopt.rollouts.envs.agent_vector_env import MappedEpisode
 
@@ -399,3 +401,10 @@ def test_options_of_a_policy_are_checked_by_the_run() -> None:
     config = two_policies(policies={"p0": {"train_batch_size": 3}, "p1": {}})
     with pytest.raises(ConfigError, match=r"policy 'p0' in 'policies': .*'train_batch_size'"):
         config.build_algo()
+
+
+def test_environments_in_processes_are_not_there_for_callbacks() -> None:
+    vector = SimpleNamespace(envs=[object()], processes=object())  # as in `AgentProcesses`
+    worker = SimpleNamespace(sampler=SimpleNamespace(env=SimpleNamespace(vector=vector)))
+    with pytest.raises(AttributeError, match=r"no single environments.*vectorization_mode"):
+        environments_of(worker)

@@ -196,7 +196,6 @@ def test_turn_based_values_are_those_of_the_game() -> None:
         ({"policies": ["a/b"]}, "allowed: a name without '/'"),
         ({"policies": ["a"], "policy_mapping_fn": 3}, "'policy_mapping_fn': got 3"),
         ({"policies": ["a"], "policy_mapping_fn": "no.such:thing"}, "cannot be imported"),
-        ({"vectorization_mode": "async"}, "got 'async'.*the agents that act change.*'num_workers'"),
         ({"autoreset_mode": "next_step"}, "'autoreset_mode'"),
     ],
 )

@@ -190,7 +190,7 @@ def check_life(
         place = of_row.get(t * batch.shape[1] + n)
         if place is None:  # it needs rows of the next fragment
             assert len(window) < 3
-            assert life[-1] == batch.shape[0] - 1
+            assert life[-1] == np.flatnonzero(batch.is_row[:, n])[-1]
             continue
         total = sum(GAMMA**j * one.reward for j, one in enumerate(window))
         discount = 0.0 if window[-1].terminated else GAMMA ** len(window)
