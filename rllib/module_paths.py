@@ -252,7 +252,15 @@ def _of_algorithm(name: str) -> dict[str, str]:
     found = {new: f"algorithm:{new}", old: f"algorithm:{old}", config: f"builders:{config}"}
     agent = old.replace("Trainer", "Agent")  # up to RLlib 0.7
     same = {name: place for key, place in found.items() for name in _SAME.get(key, ())}
-    return {**found, **same, agent: found[old]}
+    return {**found, **same, agent: found[old], **_policies(name)}
+
+
+def _policies(name: str) -> dict[str, str]:
+    """Returns the classes of policies in the modules of an algorithm."""
+    stem = _ALGORITHMS[name][0]
+    names = (stem, *_SAME.get(stem, ()))
+    kinds = ("Torch", "TF", "TF1", "TF2")
+    return {f"{one}{kind}Policy": "multi_agent:policy_class" for one in names for kind in kinds}
 
 
 def _with_default_config(old: str, names: dict[str, str]) -> dict[str, str]:
@@ -262,6 +270,8 @@ def _with_default_config(old: str, names: dict[str, str]) -> dict[str, str]:
 for _name in _ALGORITHMS:
     _names = _with_default_config(_ALGORITHMS[_name][0], _of_algorithm(_name))
     MODULES[f"algorithms.{_name}"] = MODULES[f"algorithms.{_name}.{_name}"] = _names
+    for _kind in ("tf", "torch"):
+        MODULES[f"algorithms.{_name}.{_name}_{_kind}_policy"] = _policies(_name)
 for _name, _members in _AGENTS.items():
     _own: dict[str, str] = {}
     for _member in _members:
@@ -269,6 +279,9 @@ for _name, _members in _AGENTS.items():
         _default = f"{_member.removesuffix('_dqn').upper()}_DEFAULT_CONFIG"
         _own[_default] = f"algorithm:{_ALGORITHMS[_member][1]}.DEFAULT_CONFIG"
     MODULES[f"agents.{_name}"] = _with_default_config(_ALGORITHMS[_members[0]][1], _own)
+    if "." in _name:
+        for _kind in ("tf", "torch"):
+            MODULES[f"agents.{_name}_{_kind}_policy"] = _policies(_members[0])
 for _name in ("a3c", "dqn", "ppo"):  # up to RLlib 0.5
     MODULES[_name] = MODULES[f"agents.{_name}"]
 #: Names that `from polopt.rllib import ...` also finds.
@@ -381,7 +394,7 @@ def resolve(place: str, path: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise AttributeError(_refusal(path)) from error
-    if name in ("constant", "any_type"):
+    if name in ("constant", "any_type", "policy_class"):
         return found(path.rpartition(".")[2])
     return found() if name == "model_defaults" else found
 
@@ -395,7 +408,7 @@ def _refusal(path: str) -> str:
 
         instead = instead_of_algorithm(parts[-1].removesuffix("Trainer").removesuffix("Config"))
         instead = instead or instead_of_algorithm(parts[1:2] and parts[1])
-    if not instead and "TF" in path:
+    if not instead and ("TF" in path or "_tf_" in path):
         instead = _NO_TENSORFLOW
     if not instead and parts[-1][:1].isupper() and parts[-1].endswith("Policy"):
         instead = _OWN_POLICY

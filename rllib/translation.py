@@ -255,8 +255,8 @@ def resolved(
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
       the same length if the preset's fragments would exceed the batch. The preset's default is used
-      in both cases for A3C, for presets with a replay buffer, and if `train_batch_size` is not
-      given.
+      in both cases for A3C, and if `train_batch_size` is not given. With a replay buffer, "auto" is
+      `n_step`.
     - `training_intensity=None` becomes the intensity with one batch for each round, in which every
       environment samples one fragment.
     - `target_network_update_timesteps` of 0 means that targets move with every update.
@@ -276,7 +276,8 @@ def resolved(
             options[key] = value
     use_kl_loss = options.pop("use_kl_loss", None)
     if use_kl_loss is not None and "kl_coeff" in known:
-        options["kl_coeff"] = options.get("kl_coeff", _KL_COEFF) if use_kl_loss else 0.0
+        plain = 1.0 if _UPDATES in known else _KL_COEFF  # APPO has another default
+        options["kl_coeff"] = options.get("kl_coeff", plain) if use_kl_loss else 0.0
     elif use_kl_loss:
         raise ConfigError(
             f"{where}: got use_kl_loss=True, but the policy of this preset has no KL loss"
@@ -441,8 +442,11 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     fragment = options.get("rollout_fragment_length")
     if fragment == "auto":
         fragment = options.pop("rollout_fragment_length", None)
-    if "buffer_size" in known:
-        return  # `train_batch_size` is the number of transitions that an update draws
+    if "buffer_size" in known:  # `train_batch_size` is the number of rows that an update draws
+        n_step = options.get("n_step", known["n_step"])
+        if fragment == "auto" and isinstance(n_step, int):
+            options["rollout_fragment_length"] = n_step
+        return
     batch = options.get("train_batch_size")
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]

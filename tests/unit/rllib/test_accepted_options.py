@@ -84,7 +84,10 @@ def test_option_that_changes_nothing_is_accepted(
         (
             DQNConfig,
             {"model": {"epsilon": [(0, 1.0), (7, 0.1)], "fcnet_hiddens": [9]}},
-            {"epsilon": [(0, 1.0), (7, 0.1)], "model": {"fcnet_hiddens": [9]}},
+            {
+                "epsilon": [(0, 1.0), (7, 0.1)],
+                "model": {"fcnet_hiddens": [9], "fcnet_activation": "tanh"},
+            },
         ),
         (
             DQNConfig,

@@ -188,7 +188,7 @@ def test_dqn_adds_the_layers_of_rllib() -> None:
     shapes = [tuple(one.weight.shape) for one in network.modules() if isinstance(one, nn.Linear)]
     assert [one for one in shapes if one[0] in (5, 2)] == [(5, 16), (2, 5), (5, 16)]
     without = flat(DQNConfig.from_dict({"hiddens": [7], "model": {"fcnet_hiddens": [9]}}))
-    assert without["model"] == {"fcnet_hiddens": [9, 7]}
+    assert without["model"]["fcnet_hiddens"] == [9, 7]
     assert "hiddens" not in without
 
 

@@ -75,7 +75,8 @@ def test_default_configs_have_the_names_of_their_generation() -> None:
 
 #: What nobody can import, and what the error must name.
 REFUSED = {
-    "from polopt.rllib.agents.ppo import PPOTFPolicy": "only PyTorch",
+    "from polopt.rllib.agents.ppo import PPOEagerTFPolicy": "only PyTorch",
+    "import polopt.rllib.agents.dqn.distributional_q_tf_model": "only PyTorch",
     "from polopt.rllib.models.tf.visionnet import VisionNetwork": "only PyTorch",
     "import polopt.rllib.algorithms.marwil": "no offline data",
     "from polopt.rllib.algorithms.ppo import PPOConfg": "did you mean .*ppo.PPOConfig",
@@ -96,9 +97,9 @@ def test_what_is_not_offered_says_what_to_use(code: str) -> None:
 def test_missing_attribute_is_an_attribute_error() -> None:
     from polopt.rllib.agents import ppo
 
-    assert not hasattr(ppo, "PPOTFPolicy")
+    assert not hasattr(ppo, "PPOEagerTFPolicy")
     with pytest.raises(AttributeError, match="polopt has only PyTorch"):
-        _ = ppo.PPOTFPolicy
+        _ = ppo.PPOEagerTFPolicy
     assert not hasattr(rllib, "anything")
 
 
@@ -125,6 +126,21 @@ def test_other_processes_find_what_was_pickled(monkeypatch: pytest.MonkeyPatch) 
     assert module is not ppo
     assert module.PPOTrainer is trainer
     assert config == ppo.DEFAULT_CONFIG
+
+
+def test_classes_of_policies_are_names_of_policies(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "polopt"):
+        from polopt.rllib.agents.a3c.a3c_tf_policy import A3CTFPolicy
+    assert "A3CTFPolicy: the policy learns with PyTorch" in caplog.text
+    assert A3CTFPolicy == "a3c"
+    from polopt.rllib.agents.a3c.a3c_torch_policy import A3CTorchPolicy
+    from polopt.rllib.agents.ppo import APPOTorchPolicy, PPOTorchPolicy
+    from polopt.rllib.algorithms.dqn import DQNTorchPolicy
+
+    found = (A3CTorchPolicy, APPOTorchPolicy, PPOTorchPolicy, DQNTorchPolicy)
+    assert found == ("a3c", "appo", "ppo", "dqn")
+    config = rllib.PPOConfig().multi_agent(policies={"a": (PPOTorchPolicy, None, None, {})})
+    assert config.policies == {"a": {}}, "the policy of the preset"
 
 
 def test_utilities_of_scripts() -> None:

@@ -69,11 +69,18 @@ class WithReturnInfo(Old):
         return (super().reset(), {}) if return_info else super().reset()
 
 
+class ReturnsList(Old):
+    """Gym unpacked any four values."""
+
+    def step(self, action: int) -> Any:
+        return list(super().step(action))
+
+
 def made(cls: Any) -> Any:
     return make_env(cls, EnvContext({}, 0, 0, 0))
 
 
-@pytest.mark.parametrize("cls", [Old, Ported, WithReturnInfo])
+@pytest.mark.parametrize("cls", [Old, Ported, WithReturnInfo, ReturnsList])
 def test_answers_become_those_of_gymnasium(cls: Any) -> None:
     env = made(cls)
     assert isinstance(env, OldGymEnv)
