@@ -94,6 +94,11 @@ _ENVIRONMENTS = {
     "PettingZooEnv": "script_utils:PettingZooEnv",
     "ParallelPettingZooEnv": "script_utils:PettingZooEnv",
 }
+_EXAMPLES = {
+    "MultiAgentCartPole": "script_utils:MultiAgentCartPole",
+    "MultiAgentPendulum": "script_utils:MultiAgentPendulum",
+    "StatelessCartPole": "script_utils:StatelessCartPole",
+}
 _MODELS = {
     "ModelCatalog": "custom_models:ModelCatalog",
     "MODEL_DEFAULTS": "rllib_options:model_defaults",
@@ -211,6 +216,14 @@ MODULES: dict[str, Mapping[str, str]] = {
     "evaluation.rollout_worker": _WORKERS,
     "evaluation.sample_batch": _BATCHES,
     "evaluation.worker_set": _WORKERS,
+    "examples": {},
+    "examples.env": _EXAMPLES,
+    "examples.env.multi_agent": _EXAMPLES,
+    "examples.env.stateless_cartpole": _EXAMPLES,
+    "examples.envs": {},
+    "examples.envs.classes": _EXAMPLES,
+    "examples.envs.classes.multi_agent": _EXAMPLES,
+    "examples.envs.classes.stateless_cartpole": _EXAMPLES,
     "models": _MODELS,
     "models.catalog": _MODELS,
     "models.modelv2": _MODELS,

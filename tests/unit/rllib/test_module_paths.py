@@ -171,6 +171,19 @@ def test_utilities_of_scripts() -> None:
         check_learning_achieved([result], 8.0)
 
 
+def test_environments_of_examples() -> None:
+    from polopt.rllib.examples.env.multi_agent import MultiAgentCartPole
+    from polopt.rllib.examples.envs.classes.stateless_cartpole import StatelessCartPole
+
+    assert len(MultiAgentCartPole({"num_agents": 3}).reset(seed=1)[0]) == 3
+    env = StatelessCartPole({})
+    observation, _ = env.reset(seed=1)
+    assert observation in env.observation_space
+    assert observation.tolist() == pytest.approx([env.state[0], env.state[2]])
+    observation, reward, *_ = env.step(0)
+    assert (observation.shape, reward) == ((2,), 1.0)
+
+
 def test_copies_of_an_environment_are_agents() -> None:
     from polopt.rllib.env.multi_agent_env import make_multi_agent
 
