@@ -94,6 +94,8 @@ _ENVIRONMENTS = {
     "PettingZooEnv": "script_utils:PettingZooEnv",
     "ParallelPettingZooEnv": "script_utils:PettingZooEnv",
 }
+#: polopt flattens all observations, so a function that makes this connector changes nothing.
+_CONNECTORS = {"FlattenObservations": "script_utils:unchanged"}
 _EXAMPLES = {
     "MultiAgentCartPole": "script_utils:MultiAgentCartPole",
     "MultiAgentPendulum": "script_utils:MultiAgentPendulum",
@@ -188,6 +190,9 @@ MODULES: dict[str, Mapping[str, str]] = {
     "algorithms.registry": _REGISTRY,
     "callbacks": _CALLBACKS,
     "callbacks.callbacks": _CALLBACKS,
+    "connectors": {},
+    "connectors.env_to_module": _CONNECTORS,
+    "connectors.env_to_module.flatten_observations": _CONNECTORS,
     "core": {**_IDS, **_COLUMNS, **_COMPONENTS},
     "core.columns": _COLUMNS,
     "core.models": {},

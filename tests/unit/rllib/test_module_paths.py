@@ -37,6 +37,7 @@ IMPORTS = [
     ("polopt.rllib.core.rl_module.rl_module", "RLModule", "polopt.rllib.views.ModuleView"),
     ("polopt.rllib.core.columns", "Columns", "polopt.rllib.script_utils.Columns"),
     ("polopt.rllib", "MultiAgentEnv", "MultiAgentEnv"),
+    ("polopt.rllib.connectors.env_to_module", "FlattenObservations", "unchanged"),
 ]
 
 
@@ -80,7 +81,7 @@ REFUSED = {
     "from polopt.rllib.models.tf.visionnet import VisionNetwork": "only PyTorch",
     "import polopt.rllib.algorithms.marwil": "no offline data",
     "from polopt.rllib.algorithms.ppo import PPOConfg": "did you mean .*ppo.PPOConfig",
-    "from polopt.rllib.connectors.env_to_module import FlattenObservations": "no connectors",
+    "from polopt.rllib.connectors.env_to_module import MeanStdFilter": "no connectors",
     "from polopt.rllib.examples.env.random_env import RandomEnv": "into your script",
     "from polopt.rllib.evaluation.postprocessing import compute_advantages": "write-a-policy",
     "from polopt.rllib.optimizers import AsyncGradientsOptimizer": "optimizer='async_gradients'",
