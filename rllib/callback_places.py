@@ -1,19 +1,16 @@
-"""Workers and environments as callbacks of RLlib get them."""
+"""The environments, agents and policies of a worker, as callbacks of RLlib get them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-from polopt.rollouts.envs.env_sources import EnvContext
-
 #: The name of a policy that has no name.
-DEFAULT_POLICY = "default_policy"
+DEFAULT_POLICY_ID = "default_policy"
 
 
 def policies_of(policy: Any) -> dict[str, Any]:
     """Returns the policies of a group by name, or a single policy under `default_policy`."""
-    found: dict[str, Any] = getattr(policy, "policies", {DEFAULT_POLICY: policy})
+    found: dict[str, Any] = getattr(policy, "policies", {DEFAULT_POLICY_ID: policy})
     return found
 
 
@@ -91,58 +88,3 @@ class BaseEnv:
             f"base_env has no {name!r} in polopt. It has get_sub_environments(), envs, num_envs, "
             "observation_space and action_space"
         )
-
-
-class WorkerOfRLlib:
-    """A worker, with attributes of RLlib's `RolloutWorker` and `EnvRunner`. All attributes of
-    polopt's `RolloutWorker` are there, too.
-
-    Attributes:
-        policy_map: the policies by name.
-    """
-
-    def __init__(self, worker: Any) -> None:
-        self._worker = worker
-        self.policy_map = policies_of(worker.policy)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):  # called by copy or pickle
-            raise AttributeError(name)
-        return getattr(self._worker, name)
-
-    @property
-    def worker_index(self) -> int:
-        """The index of the worker."""
-        index: int = self._worker.index
-        return index
-
-    @property
-    def num_workers(self) -> int:
-        """The number of remote workers."""
-        number: int = self._worker.config.rollout.num_workers
-        return number
-
-    @property
-    def env(self) -> Any:
-        """The first environment."""
-        return environments_of(self._worker)[0]
-
-    @property
-    def env_context(self) -> EnvContext:
-        """The config of the first environment."""
-        return self.context_of(0)
-
-    def context_of(self, env_index: int) -> EnvContext:
-        """Returns the config of an environment, with its indices."""
-        config = self._worker.config
-        rollout, index = config.rollout, self._worker.index + config.env_index_offset
-        places = index, env_index, rollout.num_workers, config.in_evaluation
-        return EnvContext(rollout.env_config, *places)
-
-    def get_policy(self, policy_id: str = DEFAULT_POLICY) -> Any:
-        """Returns a policy by name."""
-        return self.policy_map[policy_id]
-
-    def foreach_env(self, func: Callable[[Any], Any]) -> list[Any]:
-        """Calls a function with each environment."""
-        return [func(env) for env in environments_of(self._worker)]

@@ -81,10 +81,11 @@ _EPISODES = dict.fromkeys(
     "user_callbacks:CallbackEpisode",
 )
 _WORKERS = {
-    "EnvRunner": "views:WorkerView",
-    "EnvRunnerGroup": "views:WorkersView",
-    "RolloutWorker": "views:WorkerView",
-    "WorkerSet": "views:WorkersView",
+    **dict.fromkeys(
+        ("EnvRunner", "MultiAgentEnvRunner", "RolloutWorker", "SingleAgentEnvRunner"),
+        "views:WorkerView",
+    ),
+    **dict.fromkeys(("EnvRunnerGroup", "WorkerSet"), "views:WorkersView"),
 }
 _ENVIRONMENTS = {
     "EnvContext": "script_utils:EnvContext",
@@ -120,7 +121,7 @@ _POLICIES = {
     "TorchPolicy": "views:PolicyView",
 }
 _BATCHES = {
-    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
+    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
     "SampleBatch": "script_utils:SampleBatch",
     "MultiAgentBatch": "script_utils:MultiAgentBatch",
 }
@@ -156,11 +157,14 @@ _TESTS = {
 }
 _CHECK_ENV = {"check_env": "script_utils:unchanged"}
 _DICTS = {"merge_dicts": "script_utils:merge_dicts", "deep_update": "script_utils:deep_update"}
-_COLUMNS = {"Columns": "script_utils:Columns", "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID"}
+_COLUMNS = {
+    "Columns": "script_utils:Columns",
+    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
+}
 _IDS = {
     "DEFAULT_AGENT_ID": "script_utils:DEFAULT_AGENT_ID",
-    "DEFAULT_MODULE_ID": "views:DEFAULT_POLICY_ID",
-    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
+    "DEFAULT_MODULE_ID": "callback_places:DEFAULT_POLICY_ID",
+    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
 }
 _COMPONENTS = {
     f"COMPONENT_{name}": "script_utils:constant"
@@ -169,14 +173,10 @@ _COMPONENTS = {
 #: Modules that any name may be asked of, and the function that makes the value from the name.
 _ANY_NAME = {"utils.metrics": "script_utils:constant", "utils.typing": "script_utils:any_type"}
 
-#: The modules, without `polopt.rllib`, and the names in them. A value is `module:name`, below
+#: The modules of RLlib below `polopt.rllib`, and the names in them. A value is `module:name`, below
 #: `polopt.rllib` or absolute.
 MODULES: dict[str, Mapping[str, str]] = {
     "agents": {"with_common_config": "script_utils:with_common_config", **_CALLBACKS, **_ALGORITHM},
-    "agent": _REGISTRY,
-    "agents.agent": _REGISTRY,
-    "agents.callbacks": _CALLBACKS,
-    "agents.registry": _REGISTRY,
     "agents.trainer": {
         **_ALGORITHM,
         "COMMON_CONFIG": "script_utils:COMMON_CONFIG",
@@ -184,85 +184,60 @@ MODULES: dict[str, Mapping[str, str]] = {
         "with_common_config": "script_utils:with_common_config",
     },
     "algorithms": {**_ALGORITHM, **_CALLBACKS},
-    "algorithms.algorithm": _ALGORITHM,
-    "algorithms.algorithm_config": _CONFIG,
-    "algorithms.callbacks": _CALLBACKS,
-    "algorithms.registry": _REGISTRY,
-    "callbacks": _CALLBACKS,
-    "callbacks.callbacks": _CALLBACKS,
-    "connectors": {},
-    "connectors.env_to_module": _CONNECTORS,
-    "connectors.env_to_module.flatten_observations": _CONNECTORS,
     "core": {**_IDS, **_COLUMNS, **_COMPONENTS},
-    "core.columns": _COLUMNS,
-    "core.models": {},
-    "core.models.configs": {},
-    "core.rl_module": _MODULE_SPECS,
-    "core.rl_module.default_model_config": _MODULE_SPECS,
-    "core.rl_module.marl_module": _MODULE_SPECS,
-    "core.rl_module.multi_rl_module": _MODULE_SPECS,
-    "core.rl_module.rl_module": _MODULE_SPECS,
     "env": {**_ENVIRONMENTS, **_WORKERS},
-    "env.base_env": _ENVIRONMENTS,
-    "env.env_context": _ENVIRONMENTS,
-    "env.env_runner": _WORKERS,
-    "env.env_runner_group": _WORKERS,
-    "env.multi_agent_env": _ENVIRONMENTS,
-    "env.multi_agent_env_runner": {"MultiAgentEnvRunner": "views:WorkerView"},
-    "env.multi_agent_episode": _EPISODES,
-    "env.single_agent_env_runner": {"SingleAgentEnvRunner": "views:WorkerView"},
-    "env.single_agent_episode": _EPISODES,
-    "env.wrappers": _ENVIRONMENTS,
-    "env.wrappers.atari_wrappers": {"wrap_deepmind": "script_utils:wrap_deepmind"},
-    "env.wrappers.pettingzoo_env": _ENVIRONMENTS,
     "evaluation": {**_EPISODES, **_WORKERS, **_BATCHES},
-    "evaluation.episode": _EPISODES,
-    "evaluation.episode_v2": _EPISODES,
-    "evaluation.rollout_worker": _WORKERS,
-    "evaluation.sample_batch": _BATCHES,
-    "evaluation.worker_set": _WORKERS,
-    "examples": {},
-    "examples.env": _EXAMPLES,
-    "examples.env.multi_agent": _EXAMPLES,
-    "examples.env.stateless_cartpole": _EXAMPLES,
-    "examples.envs": {},
-    "examples.envs.classes": _EXAMPLES,
-    "examples.envs.classes.multi_agent": _EXAMPLES,
-    "examples.envs.classes.stateless_cartpole": _EXAMPLES,
-    "models": _MODELS,
-    "models.catalog": _MODELS,
-    "models.modelv2": _MODELS,
-    "models.tf": _MODELS,
-    "models.tf.tf_modelv2": _MODELS,
-    "models.torch": _MODELS,
-    "models.torch.fcnet": _MODELS,
-    "models.torch.misc": _MODELS,
-    "models.torch.recurrent_net": _MODELS,
-    "models.torch.torch_modelv2": _MODELS,
     "policy": {**_POLICIES, **_BATCHES},
-    "policy.policy": _POLICIES,
-    "policy.sample_batch": _BATCHES,
     "registry": {"register_env": "ray.tune.registry:register_env"},
     "utils": {**_FRAMEWORK, **_DICTS, **_ANNOTATIONS, **_TESTS, **_CHECK_ENV},
-    "utils.annotations": _ANNOTATIONS,
     "utils.deprecation": {"Deprecated": "script_utils:unchanged"},
-    "utils.framework": _FRAMEWORK,
-    "utils.metrics": {},
     "utils.metrics.metrics_logger": {"MetricsLogger": "user_callbacks:MetricsLogger"},
     "utils.numpy": {
         "convert_to_numpy": "script_utils:convert_to_numpy",
         "softmax": "script_utils:softmax",
     },
-    "utils.test_utils": _TESTS,
     "utils.torch_utils": {
         "FLOAT_MAX": "script_utils:FLOAT_MAX",
         "FLOAT_MIN": "script_utils:FLOAT_MIN",
         "convert_to_torch_tensor": "script_utils:convert_to_torch_tensor",
     },
-    "utils.pre_checks": {},
-    "utils.pre_checks.env": _CHECK_ENV,
-    "utils.typing": {},
 }
+#: Further modules, which have the same names.
+_SAME_NAMES: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("agent agents.agent agents.registry algorithms.registry", _REGISTRY),
+    ("agents.callbacks algorithms.callbacks callbacks callbacks.callbacks", _CALLBACKS),
+    ("algorithms.algorithm", _ALGORITHM),
+    ("algorithms.algorithm_config", _CONFIG),
+    ("connectors.env_to_module connectors.env_to_module.flatten_observations", _CONNECTORS),
+    ("core.columns", _COLUMNS),
+    (
+        "core.rl_module core.rl_module.default_model_config core.rl_module.marl_module",
+        _MODULE_SPECS,
+    ),
+    ("core.rl_module.multi_rl_module core.rl_module.rl_module", _MODULE_SPECS),
+    ("env.base_env env.env_context env.multi_agent_env env.wrappers", _ENVIRONMENTS),
+    ("env.wrappers.pettingzoo_env", _ENVIRONMENTS),
+    ("env.wrappers.atari_wrappers", {"wrap_deepmind": "script_utils:wrap_deepmind"}),
+    ("env.env_runner env.env_runner_group env.multi_agent_env_runner", _WORKERS),
+    ("env.single_agent_env_runner evaluation.rollout_worker evaluation.worker_set", _WORKERS),
+    ("env.multi_agent_episode env.single_agent_episode", _EPISODES),
+    ("evaluation.episode evaluation.episode_v2", _EPISODES),
+    ("evaluation.sample_batch policy.sample_batch", _BATCHES),
+    ("examples.env examples.env.multi_agent examples.env.stateless_cartpole", _EXAMPLES),
+    ("examples.envs.classes examples.envs.classes.multi_agent", _EXAMPLES),
+    ("examples.envs.classes.stateless_cartpole", _EXAMPLES),
+    ("models models.catalog models.modelv2 models.tf models.tf.tf_modelv2 models.torch", _MODELS),
+    ("models.torch.fcnet models.torch.misc models.torch.recurrent_net", _MODELS),
+    ("models.torch.torch_modelv2", _MODELS),
+    ("policy.policy", _POLICIES),
+    ("utils.annotations", _ANNOTATIONS),
+    ("utils.framework", _FRAMEWORK),
+    ("utils.pre_checks.env", _CHECK_ENV),
+    ("utils.test_utils", _TESTS),
+    ("connectors core.models core.models.configs examples examples.envs utils.metrics", {}),
+    ("utils.pre_checks utils.typing", {}),
+)
+MODULES |= {path: names for paths, names in _SAME_NAMES for path in paths.split()}
 
 
 def _of_algorithm(name: str) -> dict[str, str]:

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from polopt.rllib.old_results import BLOCKS, EPISODE_KEYS, OLD_KEYS
+
 
 class Option(NamedTuple):
     """Options of another library, and the corresponding options of polopt.
@@ -301,12 +303,12 @@ _OWN_NETWORK = "use a network of your own: `model` with `custom`"
 RLLIB_FIXED = (
     Fixed(
         {"framework": "torch", "use_pytorch": True, "use_torch": True, "eager": False}
-        | {"eager_tracing": (True, False), "eager_max_retraces": (), "tf_session_args": ()}
-        | {"local_tf_session_args": (), "enable_tf1_exec_eagerly": False},
+        | {"eager_tracing": (True, False), "eager_max_retraces": (), "tf_session_args": {}}
+        | {"local_tf_session_args": {}, "enable_tf1_exec_eagerly": False},
         "polopt uses PyTorch",
     ),
     Fixed(
-        {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
+        {"explore": (True, None), "exploration_config": ({}, {"type": "StochasticSampling"})},
         'training always explores. For evaluation, use `evaluation_config={"explore": ...}`',
     ),
     Fixed(
@@ -517,13 +519,13 @@ RLLIB_FIXED = (
         '`vectorization_mode="async"` runs each environment in its own process',
     ),
     Fixed(
-        {"render_env": False, "monitor": False, "record_env": False},
+        {"render_env": (False, None), "monitor": False, "record_env": (False, None)},
         "`polopt evaluate CHECKPOINT --video DIR`",
     ),
     Fixed(
         {"observation_space": None, "action_space": None, "action_mask_key": "action_mask"}
         | {"auto_wrap_old_gym_envs": (), "_is_atari": None}
-        | {"preprocessor_pref": None, "_disable_preprocessor_api": (True, False)}
+        | {"preprocessor_pref": (None, "rllib"), "_disable_preprocessor_api": (True, False)}
         | {"_disable_action_flattening": (True, False)},
         f"polopt uses the environment's spaces. To change the spaces, {_WRAP}, for example with "
         "`gymnasium.wrappers.AtariPreprocessing`",
@@ -562,7 +564,7 @@ RLLIB_FIXED = (
         "`min_sample_timesteps_per_iteration` or `min_time_s_per_iteration`",
     ),
     Fixed(
-        {"metrics_num_episodes_for_smoothing": 100, "metrics_smoothing_episodes": 100}
+        {"metrics_num_episodes_for_smoothing": 100, "metrics_smoothing_episodes": (100, None)}
         | {"metrics_episode_collection_timeout_s": (), "collect_metrics_timeout": ()}
         | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
         | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
@@ -605,11 +607,21 @@ RLLIB_FIXED = (
     ),
 )
 
-#: Options of RLlib that change the speed, the reports or the failure handling of a run, but not
-#: what it learns. If a value is not accepted, the builders of `polopt.rllib` log a warning and
+#: Options of RLlib that the builders of `polopt.rllib` ignore without a word.
+RLLIB_SILENT = frozenset((
+    "_disable_execution_plan_api", "_enable_learner_api", "_enable_rl_module_api",
+    "_tf_policy_handles_more_than_one_loss", "_use_trajectory_view_api", "collect_metrics_timeout",
+    "use_exec_api", "use_state_preprocessor", "uses_new_env_runners",
+))  # fmt: skip
+#: Options of RLlib that change nothing or little of what a run learns, for example its speed, its
+#: reports or its failure handling. If a value is not accepted, the builders log a warning and
 #: ignore the option.
 # fmt: off
 RLLIB_IGNORED = frozenset((
+    "action_space", "batch_mode", "eager", "eager_max_retraces", "eager_tracing", "explore",
+    "framework", "local_tf_session_args", "metrics_smoothing_episodes", "monitor",
+    "no_done_at_end", "no_eager_on_workers", "observation_space", "preprocessor_pref",
+    "record_env", "render_env", "sample_collector", "straggler_mitigation", "tf_session_args",
     "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
     "_run_training_always_in_thread", "_use_msgpack_checkpoints", "_validate_config",
     "always_attach_evaluation_results", "auto_wrap_old_gym_envs",
@@ -1131,23 +1143,12 @@ OTHER_NAMES = {
 }
 #: Keys of RLlib's old API stack, and the keys that replace them.
 RESULT_KEYS = {
-    "episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_reward_min": "env_runners/episode_return_min",
-    "episode_reward_max": "env_runners/episode_return_max",
-    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
-    "env_runners/episode_reward_min": "env_runners/episode_return_min",
-    "env_runners/episode_reward_max": "env_runners/episode_return_max",
-    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_len_mean": "env_runners/episode_len_mean",
-    "episodes_total": "env_runners/num_episodes_lifetime",
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_agent_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_agent_steps_sampled_lifetime",
-    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
+    **OLD_KEYS,
+    **{f"{block}/{name}": OLD_KEYS[name] for block in BLOCKS for name in EPISODE_KEYS},
     "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
     "info/num_steps_trained": "num_env_steps_trained_lifetime",
 }
+del RESULT_KEYS["env_runners/episode_len_mean"]  # is still the name
 #: Algorithms that RLlib registers with Tune under a name that polopt registers, too. RLlib does so
 #: when Tune looks up a name that is not registered.
 ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")

@@ -13,14 +13,13 @@ from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
 from polopt.rllib.accepted_options import (
-    ACCEPTED,
     accepted_model,
     accepted_option,
     resolve_accepted,
     warn,
 )
 from polopt.rllib.exploration_config import of_exploration
-from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
+from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, RLLIB_SILENT, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
 from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
@@ -169,6 +168,8 @@ def checked(
     if key == "_env_to_module_connector" and _only_flattens(value):
         return {}
     accepted = FIXED.get(key)
+    if key in RLLIB_SILENT:
+        return {}
     if key in RLLIB_IGNORED:
         if accepted is None or not _is_accepted(value, accepted):
             instead = instead_of(key) or _IGNORED
@@ -430,7 +431,7 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
 
 
 def _is_of_evaluation(key: str) -> bool:
-    return key in _OF_EVALUATION or (key in ACCEPTED and key != "explore")
+    return key in _OF_EVALUATION or (key in RLLIB_IGNORED and key != "explore")
 
 
 #: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays

@@ -12,12 +12,17 @@ import torch
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
-from polopt.rllib.callback_places import environments_of
+from polopt.rllib.callback_places import (
+    DEFAULT_POLICY_ID,
+    BaseEnv,
+    environments_of,
+    policies_of,
+)
+from polopt.rollouts.envs.env_sources import EnvContext
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.restoring import load
 
-#: The name of a policy that has no name, and its names in RLlib.
-DEFAULT_POLICY_ID = "default_policy"
+#: The names in RLlib of a policy that has no name.
 UNNAMED = (DEFAULT_POLICY_ID, "default_agent")
 
 
@@ -292,7 +297,8 @@ class _Distributions:
 
 
 class WorkerView(View):
-    """A worker with the methods of RLlib's `RolloutWorker` and `EnvRunner`."""
+    """A worker with the attributes of RLlib's `RolloutWorker` and `EnvRunner`, in scripts and in
+    callbacks."""
 
     @property
     def worker_index(self) -> int:
@@ -300,23 +306,38 @@ class WorkerView(View):
         return int(self.viewed.index)
 
     @property
+    def num_workers(self) -> int:
+        """The number of workers in other processes."""
+        return int(self.viewed.config.rollout.num_workers)
+
+    @property
     def env(self) -> Any:
         """The first environment, or None if the worker has none."""
-        return next(iter(self.async_env.get_sub_environments()), None)
+        return next(iter(self._environments()), None)
 
     @property
     def async_env(self) -> Any:
         """The environments of the worker."""
-        return self
+        return BaseEnv(self.viewed)
 
-    def get_sub_environments(self) -> list[Any]:
-        """Returns the environments of the user in this worker."""
+    def _environments(self) -> list[Any]:
         return [] if self.viewed.sampler is None else environments_of(self.viewed)
+
+    @property
+    def env_context(self) -> EnvContext:
+        """The config of the first environment."""
+        return self.context_of(0)
+
+    def context_of(self, env_index: int) -> EnvContext:
+        """Returns the config of an environment, with its indices."""
+        config = self.viewed.config
+        places = self.worker_index + config.env_index_offset, env_index, self.num_workers
+        return EnvContext(config.rollout.env_config, *places, config.in_evaluation)
 
     @property
     def policy_map(self) -> dict[str, Any]:
         """The policies by name."""
-        return policies_of(self.viewed.policy)
+        return {name: PolicyView(one) for name, one in policies_of(self.viewed.policy).items()}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns a policy."""
@@ -324,7 +345,7 @@ class WorkerView(View):
 
     def foreach_env(self, function: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each environment, and returns the values."""
-        return [function(env) for env in self.get_sub_environments()]
+        return [function(env) for env in self._environments()]
 
     def foreach_policy(self, function: Callable[..., Any], **others: Any) -> list[Any]:
         """Calls a function with each policy and its name, and returns the values."""
@@ -397,12 +418,6 @@ class WorkersView(View):
 
 def _call(worker: Any, function: Callable[..., Any]) -> Any:
     return function(WorkerView(worker))
-
-
-def policies_of(policy: Any) -> dict[str, Any]:
-    """Returns views of all policies of a run by name."""
-    members = policy.policies if isinstance(policy, PolicyGroup) else {DEFAULT_POLICY_ID: policy}
-    return {name: PolicyView(one) for name, one in members.items()}
 
 
 def as_memory(state: Any) -> Any:

@@ -49,6 +49,31 @@ def test_import_of_a_script(module: str, name: str, expected: str) -> None:
     assert f"{found.__module__}.{found.__qualname__}".endswith(expected)
 
 
+OLD = {"a3c.a2c": "A2C", "a3c.a3c": "A3C", "dqn.apex": "Apex", "dqn.dqn": "DQN"}
+OLD |= {"impala.impala": "Impala", "ppo.appo": "APPO", "ppo.ddppo": "DDPPO", "ppo.ppo": "PPO"}
+OLD |= {"sac.sac": "SAC"}
+NEW = {"a2c": "A2C", "a3c": "A3C", "apex_dqn": "ApexDQN", "appo": "APPO", "ddppo": "DDPPO"}
+NEW |= {"dqn": "DQN", "impala": "IMPALA", "ppo": "PPO", "sac": "SAC"}
+
+
+@pytest.mark.parametrize("path", OLD)
+def test_old_module_has_its_trainer(path: str) -> None:
+    module = importlib.import_module(f"polopt.rllib.agents.{path}")
+    trainer = getattr(module, f"{OLD[path]}Trainer")
+    assert trainer.__qualname__ == f"{OLD[path]}Trainer"
+    assert module.DEFAULT_CONFIG is trainer.DEFAULT_CONFIG
+    assert trainer.DEFAULT_CONFIG.algorithm is trainer
+
+
+@pytest.mark.parametrize("path", NEW)
+def test_new_module_has_its_algorithm_and_its_builder(path: str) -> None:
+    module = importlib.import_module(f"polopt.rllib.algorithms.{path}")
+    algorithm, builder = getattr(module, NEW[path]), getattr(module, f"{NEW[path]}Config")
+    assert algorithm.__qualname__ == NEW[path]
+    assert builder().algo_class is algorithm
+    assert module.DEFAULT_CONFIG is algorithm.DEFAULT_CONFIG
+
+
 def test_modules_are_found_as_attributes_and_by_from() -> None:
     from polopt.rllib import agents
     from polopt.rllib.agents import dqn
