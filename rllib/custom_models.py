@@ -287,8 +287,8 @@ class Network(nn.Module):
         num_params: the number P of parameters of the action distribution.
         model_config: the options of `model` that the user has set.
         q_hiddens: the widths of layers after the features of the network, from which the
-            advantages `[B, P]` and the values `[B]` of DQN are computed. None means that the
-            network computes them itself.
+            advantages `[B, P]` and the values `[B]` of DQN are computed. Empty means that the
+            outputs of the network are the Q-values, as in RLlib. None is for other policies.
         options: the custom options of the network.
     """
 
@@ -306,7 +306,7 @@ class Network(nn.Module):
         super().__init__()
         config = {**MODEL_DEFAULTS, **(model_config or {}), "custom_model_config": options}
         outputs = num_params
-        if q_hiddens is not None:
+        if q_hiddens:
             outputs = config["fcnet_hiddens"][-1] if config["fcnet_hiddens"] else 256
         self._reads_mask = _mentions(self.model_class, _MASK)
         self._num_actions = int(getattr(action_space, "n", 0))
@@ -325,7 +325,8 @@ class Network(nn.Module):
         self.register_buffer("_initial", flat.detach().clone())
         self.advantages: nn.Module | None = None
         self.values: nn.Module | None = None
-        if q_hiddens is not None:
+        self._is_q = q_hiddens is not None
+        if q_hiddens:
             outputs = int(made.num_outputs or outputs)
             self.advantages = _q_head(outputs, q_hiddens, num_params)
             self.values = _q_head(outputs, q_hiddens, 1)
@@ -343,6 +344,8 @@ class Network(nn.Module):
         outputs, following = self.model(inputs, given, one_step)
         if self.advantages is not None and self.values is not None:
             params, values = self.advantages(outputs), self.values(outputs)
+        elif self._is_q:
+            params, values = outputs, outputs.new_zeros(len(flat))
         else:
             params, values = outputs, self.model.value_function()
         values = values.reshape(-1)

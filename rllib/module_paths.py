@@ -113,6 +113,7 @@ _MODELS = {
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
     "TFModelV2": "custom_models:TFModelV2",
+    "DQNTorchModel": "custom_models:TorchModelV2",
     "AppendBiasLayer": "custom_models:AppendBiasLayer",
 }
 _POLICIES = {
@@ -229,6 +230,7 @@ _SAME_NAMES: tuple[tuple[str, Mapping[str, str]], ...] = (
     ("models models.catalog models.modelv2 models.tf models.tf.tf_modelv2 models.torch", _MODELS),
     ("models.torch.fcnet models.torch.misc models.torch.recurrent_net", _MODELS),
     ("models.torch.torch_modelv2", _MODELS),
+    ("agents.dqn.dqn_torch_model algorithms.dqn.dqn_torch_model", _MODELS),
     ("policy.policy", _POLICIES),
     ("utils.annotations", _ANNOTATIONS),
     ("utils.framework", _FRAMEWORK),

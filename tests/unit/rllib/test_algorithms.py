@@ -196,10 +196,17 @@ def test_actions_are_sampled_unless_explore_is_false() -> None:
     policy = algo.get_policy()
     batch, state, info = policy.compute_actions([observation, observation])
     assert (len(batch), state, info, policy.get_initial_state()) == (2, [], {}, [])
+    assert {int(one) for one in policy.compute_actions([observation] * 60)[0]} == {0, 1}
+    assert len({*map(int, policy.compute_actions([observation] * 60, explore=False)[0])}) == 1
+    assert {*map(int, algo.compute_actions([observation] * 60))} == {0, 1}
     assert isinstance(policy, polopt.Policy)
     assert policy.observation_space == Walk.observation_space
     algo.stop()
-    quiet = PPO(env=Walk, config={**SMALL, "explore": False})
+    given = PPO.DEFAULT_CONFIG.copy() | {**SMALL, "explore": False}
+    before = given.to_dict()
+    quiet = PPO(env=Walk, config=given)
+    assert given == before, "a trainer does not change the config that it gets"
+    assert PPO.DEFAULT_CONFIG["env"] is None
     assert len({int(quiet.compute_single_action(observation)) for _ in range(20)}) == 1
     quiet.stop()
 

@@ -187,6 +187,11 @@ def test_dqn_adds_the_layers_of_rllib() -> None:
     assert network.model.num_outputs == 16
     shapes = [tuple(one.weight.shape) for one in network.modules() if isinstance(one, nn.Linear)]
     assert [one for one in shapes if one[0] in (5, 2)] == [(5, 16), (2, 5), (5, 16)]
+    whole = as_network(Custom)(BOX, spaces.Discrete(2), 2, {"fcnet_hiddens": [8]}, q_hiddens=[])
+    rows = torch.ones(3, 4)
+    q_values, values = whole(rows)
+    assert torch.equal(q_values, whole.model({"obs": rows})[0])
+    assert values.tolist() == [0.0] * 3, "without hiddens, the outputs are the Q-values"
     without = flat(DQNConfig.from_dict({"hiddens": [7], "model": {"fcnet_hiddens": [9]}}))
     assert without["model"]["fcnet_hiddens"] == [9, 7]
     assert "hiddens" not in without
