@@ -15,13 +15,13 @@ from polopt.common.config import ConfigError, shown
 from polopt.common.ray_names import storage_folder
 from polopt.common.registry import load_path
 from polopt.policies.policy_group import PolicyGroup
-from polopt.rllib.callback_places import DEFAULT_POLICY_ID
 from polopt.rllib.multi_agent import as_mapping
 from polopt.rllib.old_results import add_old_keys
 from polopt.rllib.rllib_defaults import ALGORITHMS
 from polopt.rllib.rllib_options import LOGGING, Options, default_options, flat_config
 from polopt.rllib.translation import by_class
 from polopt.rllib.views import (
+    DEFAULT_POLICY_ID,
     UNNAMED,
     ModuleView,
     PolicyView,

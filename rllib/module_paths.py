@@ -122,7 +122,7 @@ _POLICIES = {
     "TorchPolicy": "views:PolicyView",
 }
 _BATCHES = {
-    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
+    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
     "SampleBatch": "script_utils:SampleBatch",
     "MultiAgentBatch": "script_utils:MultiAgentBatch",
 }
@@ -160,12 +160,12 @@ _CHECK_ENV = {"check_env": "script_utils:unchanged"}
 _DICTS = {"merge_dicts": "script_utils:merge_dicts", "deep_update": "script_utils:deep_update"}
 _COLUMNS = {
     "Columns": "script_utils:Columns",
-    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
+    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
 }
 _IDS = {
     "DEFAULT_AGENT_ID": "script_utils:DEFAULT_AGENT_ID",
-    "DEFAULT_MODULE_ID": "callback_places:DEFAULT_POLICY_ID",
-    "DEFAULT_POLICY_ID": "callback_places:DEFAULT_POLICY_ID",
+    "DEFAULT_MODULE_ID": "views:DEFAULT_POLICY_ID",
+    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
 }
 _COMPONENTS = {
     f"COMPONENT_{name}": "script_utils:constant"

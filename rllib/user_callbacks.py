@@ -18,15 +18,15 @@ from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.episodes import Episode
 from polopt.rllib.accepted_options import warn
 from polopt.rllib.callback_batches import Samples, observe_learning, trajectories_of
-from polopt.rllib.callback_places import (
+from polopt.rllib.old_results import OldResults
+from polopt.rllib.views import (
     BaseEnv,
+    WorkerView,
     agents_of,
     environments_of,
     policies_of,
     running_data,
 )
-from polopt.rllib.old_results import OldResults
-from polopt.rllib.views import WorkerView
 from polopt.rollouts.workers.callbacks import Callbacks
 
 logger = logging.getLogger("polopt")
