@@ -239,7 +239,7 @@ def test_checkpoints_are_restored_by_path(trained: Any, tmp_path: Path) -> None:
     from polopt.rllib.core.rl_module.rl_module import RLModule  # type: ignore
     from polopt.rllib.policy.policy import Policy  # type: ignore
 
-    trainer, _ = trained
+    trainer, first = trained
     saved = trainer.save(str(tmp_path / "saved"))
     assert saved == str(tmp_path / "saved") == saved.checkpoint.path
     other = Algorithm.from_checkpoint(saved)  # the class of the environment is known here
@@ -249,7 +249,12 @@ def test_checkpoints_are_restored_by_path(trained: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         other.get_policy().get_weights().flat, trainer.get_policy().get_weights().flat
     )
+    second = other.train()
     other.stop()
+    assert second["training_iteration"] == 2
+    for count in ("timesteps_total", "num_env_steps_sampled", "num_env_steps_trained"):
+        assert second[count] == first[count] + 64, "counts go on"
+    assert second["episodes_total"] > first["episodes_total"] + 10
     inner = tmp_path / "saved" / "learner_group" / "learner" / "rl_module" / "default_policy"
     rows = {"obs": torch.zeros(1, 2)}
     np.testing.assert_array_equal(
