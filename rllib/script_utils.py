@@ -204,14 +204,14 @@ class StatelessCartPole(CartPoleEnv):
         whole: Any = self.observation_space
         self.observation_space = gymnasium.spaces.Box(whole.low[::2], whole.high[::2])
 
-    def reset(self, **given: Any) -> Any:  # type: ignore[override]
+    def reset(self, **given: Any) -> Any:
         """Returns the position and the angle at the begin of an episode."""
         observation, info = super().reset(**given)
         return observation[::2], info
 
     def step(self, action: Any) -> Any:
         """Steps the environment."""
-        observation, *others = super().step(action)
+        observation, *others = super().step(action)  # type: ignore[no-untyped-call]
         return (observation[::2], *others)
 
 

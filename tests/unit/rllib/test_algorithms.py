@@ -206,6 +206,7 @@ def test_actions_are_sampled_unless_explore_is_false() -> None:
     before = given.to_dict()
     quiet = PPO(env=Walk, config=given)
     assert given == before, "a trainer does not change the config that it gets"
+    assert "env" not in SMALL
     assert PPO.DEFAULT_CONFIG["env"] is None
     assert len({int(quiet.compute_single_action(observation)) for _ in range(20)}) == 1
     quiet.stop()
