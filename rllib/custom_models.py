@@ -142,6 +142,49 @@ class SlimFC(nn.Module):
         return outputs
 
 
+class SlimConv2d(nn.Module):
+    """A convolution with an activation, as RLlib's class of the same name."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: Any,
+        stride: Any,
+        padding: Any = None,
+        *,
+        initializer: Any = "default",
+        activation_fn: Any = "relu",
+        bias_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(in_channels, out_channels, kernel, stride)
+        if initializer is not None:
+            (nn.init.xavier_uniform_ if initializer == "default" else initializer)(
+                convolution.weight
+            )
+        nn.init.constant_(convolution.bias, bias_init)  # type: ignore[arg-type]
+        activation = _activation("relu" if activation_fn == "default" else activation_fn)
+        layers = [nn.ZeroPad2d(padding)] if padding else []
+        layers += [convolution, *([] if activation is None else [activation()])]
+        self._model = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs `[B, out_channels, ...]`."""
+        outputs: Tensor = self._model(inputs)
+        return outputs
+
+
+class DQNTorchModel(TorchModelV2, nn.Module):
+    """RLlib's base class of networks for DQN. polopt adds the layers `hiddens` itself."""
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        nn.Module.__init__(self)
+        names = ("obs_space", "action_space", "num_outputs", "model_config", "name")
+        given = {name: value for name, value in others.items() if name in names}
+        TorchModelV2.__init__(self, *arguments[: len(names)], **given)
+
+
 class AppendBiasLayer(nn.Module):
     """Appends parameters that do not depend on the inputs, such as log standard deviations."""
 

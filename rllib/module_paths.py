@@ -110,10 +110,11 @@ _MODELS = {
     "RecurrentNetwork": "custom_models:RecurrentNetwork",
     "TorchRNN": "custom_models:TorchRNN",
     "FullyConnectedNetwork": "custom_models:FullyConnectedNetwork",
+    "SlimConv2d": "custom_models:SlimConv2d",
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
     "TFModelV2": "custom_models:TFModelV2",
-    "DQNTorchModel": "custom_models:TorchModelV2",
+    "DQNTorchModel": "custom_models:DQNTorchModel",
     "AppendBiasLayer": "custom_models:AppendBiasLayer",
 }
 _POLICIES = {

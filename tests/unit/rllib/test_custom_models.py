@@ -29,7 +29,14 @@ from polopt.rllib import (
     TFModelV2,
     TorchModelV2,
 )
-from polopt.rllib.custom_models import AppendBiasLayer, Network, as_network, normc_initializer
+from polopt.rllib.custom_models import (
+    AppendBiasLayer,
+    DQNTorchModel,
+    Network,
+    SlimConv2d,
+    as_network,
+    normc_initializer,
+)
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -237,6 +244,28 @@ def test_networks_that_polopt_cannot_use_are_refused() -> None:
     for method in ("register_custom_action_dist", "register_custom_preprocessor"):
         with pytest.raises(ConfigError, match=f"{method}.*Instead, "):
             getattr(ModelCatalog, method)("name", Custom)
+
+
+def test_network_of_dqn_derives_from_the_class_of_rllib() -> None:
+    class Mine(DQNTorchModel):
+        def __init__(self, obs_space: Any, action_space: Any, *args: Any, **kw: Any) -> None:
+            DQNTorchModel.__init__(self, obs_space, action_space, *args, **kw)
+            self.layer = nn.Linear(4, action_space.n)
+
+        def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:
+            return self.layer(input_dict["obs"]), state
+
+    network = as_network(Mine)(BOX, spaces.Discrete(2), 2, {}, q_hiddens=[])
+    rows = torch.ones(3, 4)
+    assert torch.equal(network(rows)[0], network.model.layer(rows))
+
+
+def test_convolution_of_rllib() -> None:
+    layer = SlimConv2d(3, 5, 3, 2, 1, bias_init=-1.0)
+    assert layer(torch.zeros(2, 3, 9, 9)).shape == (2, 5, 5, 5)
+    assert not layer(torch.zeros(2, 3, 9, 9)).any(), "ReLU of -1"
+    linear = SlimConv2d(1, 1, 3, 1, activation_fn=None, bias_init=-1.0)
+    assert linear(torch.zeros(1, 1, 3, 3)).item() == -1.0
 
 
 def test_bias_layer_appends_parameters() -> None:
