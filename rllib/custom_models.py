@@ -165,7 +165,7 @@ class SlimConv2d(nn.Module):
             )
         nn.init.constant_(convolution.bias, bias_init)  # type: ignore[arg-type]
         activation = _activation("relu" if activation_fn == "default" else activation_fn)
-        layers = [nn.ZeroPad2d(padding)] if padding else []
+        layers: list[nn.Module] = [nn.ZeroPad2d(padding)] if padding else []
         layers += [convolution, *([] if activation is None else [activation()])]
         self._model = nn.Sequential(*layers)
 
