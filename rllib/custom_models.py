@@ -8,7 +8,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import register_with_tune, registered
 from polopt.policies.networks.layers import ACTIVATIONS
 from polopt.policies.networks.model_config import NETWORKS, register_network
 
@@ -48,6 +49,9 @@ _TENSORFLOW = (
     "{} is a network of TensorFlow, and polopt uses PyTorch. Allowed: a TorchModelV2, or any "
     "torch.nn.Module (docs/networks.md)"
 )
+
+#: The category of networks in Tune's registry.
+_TUNE = "rllib_model"
 
 
 class TorchModelV2:
@@ -302,6 +306,7 @@ class ModelCatalog:
                 "that derives from TorchModelV2 and torch.nn.Module"
             )
         register_network(model_name, as_network(model_class), override=True)
+        register_with_tune(_TUNE, model_name, model_class)  # for the processes of trials
 
     @staticmethod
     def register_custom_action_dist(name: str, action_dist: Any) -> None:
@@ -454,8 +459,10 @@ def with_custom_model(
         reason = _REFUSED.get(str(custom)) or _TENSORFLOW.format(getattr(custom, "__name__", ""))
         raise ConfigError(f"{where}: custom_model={shown(custom)}: {reason}")
     found = custom
-    if isinstance(custom, str) and custom in NETWORKS.names():
-        found = NETWORKS.get(custom)
+    if isinstance(custom, str):
+        if custom not in NETWORKS.names() and (registered_model := registered(_TUNE, custom)):
+            register_network(custom, as_network(cast(Any, registered_model)))
+        found = NETWORKS.get(custom) if custom in NETWORKS.names() else custom
     if not isinstance(found, type) or not issubclass(found, nn.Module):
         return model
     network = as_network(found)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import polopt
 from polopt.common.config import ConfigError
 from polopt.policies.networks.make_network import make_network
-from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.networks.model_config import NETWORKS, ModelConfig
 from polopt.rllib import (
     A2CConfig,
     DQNConfig,
@@ -244,6 +244,15 @@ def test_networks_that_polopt_cannot_use_are_refused() -> None:
     for method in ("register_custom_action_dist", "register_custom_preprocessor"):
         with pytest.raises(ConfigError, match=f"{method}.*Instead, "):
             getattr(ModelCatalog, method)("name", Custom)
+
+
+def test_trial_of_tune_finds_a_registered_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial runs in another process, which has not called `register_custom_model`."""
+    ModelCatalog.register_custom_model("of_driver", Custom)
+    monkeypatch.delitem(NETWORKS._known, "of_driver")
+    config = flat(PPOConfig.from_dict({"model": {"custom_model": "of_driver"}}))
+    assert config["model"]["custom"] == "of_driver"
+    assert issubclass(NETWORKS.get("of_driver"), Network)
 
 
 def test_network_of_dqn_derives_from_the_class_of_rllib() -> None:
