@@ -384,7 +384,8 @@ class Network(nn.Module):
         next memory."""
         flat = _flat(obs)
         if self._reads_mask and isinstance(obs, dict):
-            obs = {**obs, _MASK: torch.ones(len(flat), self._num_actions, device=flat.device)}
+            obs = {_MASK: torch.ones(len(flat), self._num_actions, device=flat.device), **obs}
+            flat = _flat(obs)
         one_step = torch.ones(len(flat), dtype=torch.int32, device=flat.device)
         given = [] if state is None else self._split(state + self._initial)
         is_training = self.training
@@ -518,7 +519,8 @@ def _preprocessed(space: Space[Any], mask_size: int) -> Any:
         dtype: Any = space.dtype
         flat: Any = spaces.Box(space.low, space.high, dtype=dtype)
     else:
-        size = int(spaces.utils.flatdim(space))
+        has_mask = isinstance(space, spaces.Dict)
+        size = int(spaces.utils.flatdim(space)) + (mask_size if has_mask else 0)
         flat = spaces.Box(-np.inf, np.inf, (size,), np.float32)
     if mask_size and isinstance(space, spaces.Dict):
         mask = spaces.Box(0.0, 1.0, (mask_size,), np.float32)

@@ -210,11 +210,14 @@ class ReadsMask(Custom):
     def __init__(self, obs_space: Any, *args: Any, **kwargs: Any) -> None:
         original = obs_space.original_space
         assert "action_mask" in original.spaces
+        flat_size = spaces.utils.flatdim(original)
+        assert obs_space.shape == (flat_size,), "RLlib's preprocessor keeps the mask"
         super().__init__(original["a"], *args, **kwargs)
 
     def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:
         logits, _ = self.inner({"obs": input_dict["obs"]["a"]})
         mask = input_dict["obs"]["action_mask"]
+        assert input_dict["obs_flat"][:, : mask.shape[1]].equal(mask)
         assert mask.shape == logits.shape
         return logits + torch.clamp(torch.log(mask), min=-3.4e38), state
 
