@@ -1,8 +1,14 @@
 """Measures environments with several agents.
 
     pip install -e '.[agents]' 'ray[rllib]'
-    python benchmarks/many_agents.py            # 4 minutes
+    python benchmarks/many_agents.py            # 5 minutes
     python benchmarks/many_agents.py --page     # only writes the tables from the stored runs
+
+The cases `peer` and `vector` run if their packages are installed. BenchMARL needs an older TorchRL,
+so they have an environment of their own (2 minutes):
+
+    pip install benchmarl==1.5.2 && pip install --no-deps pufferlib-core==3.0.23
+    python benchmarks/many_agents.py --only peer vector
 
 - `sampling`: a worker with K copies of an environment with A agents, beside a worker with K * A
   copies of an environment with one agent. Both share a PPO policy of 64x64 tanh units, and sample
@@ -11,7 +17,15 @@
 - `training`: PPO with one shared policy, beside RLlib's PPO on its new API stack. Both train in
   this process, without workers: 4 copies, 512 environment steps per batch, 4 epochs of minibatches
   of 256 rows, separate networks of 64x64 tanh units for policy and value.
+  polopt makes `simple_spread` without PettingZoo's wrappers that only check how it is used. In the
+  case `with checks`, a function makes it with them, as for RLlib.
+- `environment`: steps of `simple_spread` alone, without and with these wrappers. No library that
+  uses the environment can be faster.
 - `policies`: PPO with two policies, beside one policy that has a name.
+- `peer`: the PPO of `training`, beside BenchMARL's IPPO with the same numbers. Its task
+  SIMPLE_SPREAD does not find MPE2, so it gets the environment from a function. BenchMARL counts
+  minibatches in steps of all agents, so 85 of them are 255 rows.
+- `vector`: steps of 8 copies without a policy, beside PufferLib's serial vector.
 
 All measurements are in one process with one thread, and take turns. A rate is agent steps per
 second of processor time, because other programs change wall times more. Each turn is stored in
@@ -21,11 +35,14 @@ second of processor time, because other programs change wall times more. Each tu
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import logging
 import os
 import re
 import statistics
 import sys
+import tempfile
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -207,6 +224,126 @@ def make_spread(context: Any) -> Any:
     return simple_spread_v3.parallel_env()
 
 
+def benchmarl_ippo() -> Callable[[], int]:
+    """The same as `polopt_ppo` for BenchMARL's IPPO. It trains in a thread that waits between two
+    calls."""
+    import torch
+    from benchmarl.algorithms import IppoConfig
+    from benchmarl.environments.pettingzoo.common import PettingZooClass
+    from benchmarl.experiment import Callback, Experiment, ExperimentConfig
+    from benchmarl.models.mlp import MlpConfig
+    from torchrl.envs import PettingZooWrapper
+
+    def make_spread_for_torchrl(*args: Any, seed: int, device: Any, **kwargs: Any) -> Any:
+        options = {"categorical_actions": True, "use_mask": False}
+        return lambda: PettingZooWrapper(make_spread(None), seed=seed, device=device, **options)
+
+    # The task is pickled, so it cannot have a class of its own.
+    PettingZooClass.get_env_fun, PettingZooClass.has_state = (
+        make_spread_for_torchrl,
+        lambda _: False,
+    )
+    begin, end = threading.Semaphore(0), threading.Semaphore(0)
+
+    class Wait(Callback):  # type: ignore[misc, no-any-unimported]
+        def on_train_end(self, *args: Any) -> None:
+            end.release()
+            begin.acquire(timeout=900)
+
+    config = ExperimentConfig.get_from_yaml()
+    options = {
+        "on_policy_collected_frames_per_batch": COPIES * STEPS,
+        "on_policy_n_envs_per_worker": COPIES,
+        "on_policy_n_minibatch_iters": 4,
+        "on_policy_minibatch_size": 85,
+        "lr": 3e-4,
+        "clip_grad_val": 0.5,
+        "prefer_continuous_actions": False,
+        "evaluation": False,
+        "loggers": [],
+        "create_json": False,
+        "save_folder": tempfile.mkdtemp(),
+    }
+    for name, value in options.items():
+        setattr(config, name, value)
+    linear, tanh = torch.nn.Linear, torch.nn.Tanh
+    network = MlpConfig(num_cells=[64, 64], activation_class=tanh, layer_class=linear)
+    experiment = Experiment(
+        task=PettingZooClass("SIMPLE_SPREAD", {"max_cycles": 25}),
+        algorithm_config=IppoConfig.get_from_yaml(),
+        model_config=network,
+        critic_model_config=network,
+        seed=0,
+        config=config,
+    )
+    experiment.callbacks = [Wait()]  # the argument would be pickled
+    thread = threading.Thread(target=experiment.run, daemon=True)
+
+    def train() -> int:
+        if thread.ident is None:
+            thread.start()
+        else:
+            begin.release()
+        if not end.acquire(timeout=900):
+            raise TimeoutError("BenchMARL did not train in 900 s")
+        return COPIES * STEPS * 3
+
+    return train
+
+
+def polopt_vector(env: Any, copies: int) -> Callable[[], int]:
+    """Returns a function that steps copies 128 times and returns their agent steps."""
+    slots = make_worker(env, copies).sampler.env
+    actions = np.zeros(slots.num_envs, dtype=np.int64)
+
+    def steps() -> int:
+        for _ in range(STEPS):
+            slots.step(actions)
+        return STEPS * slots.num_envs
+
+    return steps
+
+
+def puffer_vector(make: Callable[[], Any], copies: int, length: int) -> Callable[[], int]:
+    """The same for PufferLib. One of `length + 1` steps only resets."""
+    from pufferlib import emulation, vector
+
+    def wrapped(**options: Any) -> Any:
+        return emulation.PettingZooPufferEnv(env_creator=make, **options)
+
+    envs = vector.make(wrapped, backend=vector.Serial, num_envs=copies)
+    envs.reset(seed=0)
+    actions = np.zeros(envs.num_agents, dtype=np.int64)
+
+    def steps() -> int:
+        for _ in range(STEPS):
+            envs.step(actions)
+        return round(STEPS * envs.num_agents * length / (length + 1))
+
+    return steps
+
+
+def bare_steps(env: Any) -> Callable[[], int]:
+    """Returns a function that steps one ParallelEnv, and returns its agent steps."""
+    env.reset(seed=0)
+
+    def steps() -> int:
+        count = 0
+        for _ in range(STEPS):
+            if not env.agents:
+                env.reset()
+            count += len(env.agents)
+            env.step(dict.fromkeys(env.agents, 0))
+        return count
+
+    return steps
+
+
+def made_by_id(name: str) -> Any:
+    """The environment that polopt makes for an id."""
+    return make_worker(name, 1).sampler.env.vector.envs[0].env.env
+
+
 TWO = {"policies": ["a", "b"], "policy_mapping_fn": {"agent_0": "a", "*": "b"}}
 
 
@@ -220,6 +357,10 @@ def cases() -> dict[str, Callable[[], tuple[Callable[[], int], Callable[[], int]
             sampler(make_worker(lambda: One(n), a * k)),
         )
     found["training, simple_spread"] = lambda: (polopt_ppo(SPREAD), rllib_ppo(make_spread))
+    found["training, simple_spread with checks"] = lambda: (
+        polopt_ppo(make_spread),
+        rllib_ppo(make_spread),
+    )
     found["training, toy"] = lambda: (polopt_ppo(make_toy), rllib_ppo(make_toy))
     named = {"policies": ["a"]}
     found["policies, simple_spread"] = lambda: (
@@ -227,6 +368,21 @@ def cases() -> dict[str, Callable[[], tuple[Callable[[], int], Callable[[], int]
         polopt_ppo(SPREAD, **named),
     )
     found["policies, toy"] = lambda: (polopt_ppo(make_toy, **TWO), polopt_ppo(make_toy, **named))
+    found["environment, simple_spread"] = lambda: (
+        bare_steps(made_by_id(SPREAD)),
+        bare_steps(make_spread(None)),
+    )
+    if importlib.util.find_spec("benchmarl"):
+        found["peer, simple_spread"] = lambda: (polopt_ppo(make_spread), benchmarl_ippo())
+    if importlib.util.find_spec("pufferlib"):
+        found["vector, simple_spread"] = lambda: (
+            polopt_vector(lambda: make_spread(None), 8),
+            puffer_vector(lambda: make_spread(None), 8, 25),
+        )
+        found["vector, toy"] = lambda: (
+            polopt_vector(lambda: Many(3, 0), 8),
+            puffer_vector(lambda: Many(3, 0), 8, EPISODE),
+        )
     return found
 
 
@@ -259,18 +415,27 @@ def table(runs: dict[str, Any]) -> str:
         "| what | agent steps/s | beside | agent steps/s | ratio (quartiles) |",
         "|---|---:|---|---:|---:|",
     ]
-    beside = {"sampling": "one agent", "training": "RLlib 2.60", "policies": "one policy"}
-    for name in cases():
-        if name in runs:
-            rates = [
-                [one["agent_steps"] / one["cpu_s"] for one in turn] for turn in runs[name]["turns"]
-            ]
-            ours, others = (statistics.median(column) for column in zip(*rates, strict=True))
-            low, middle, high = statistics.quantiles([a / b for a, b in rates], n=4)
-            lines.append(
-                f"| {name} | {ours:,.0f} | {beside[name.partition(',')[0]]} | {others:,.0f} | "
-                f"{middle:.2f} ({low:.2f} to {high:.2f}) |"
-            )
+    beside = {
+        "sampling": "one agent",
+        "training": "RLlib 2.60",
+        "policies": "one policy",
+        "environment": "with checks",
+        "peer": "BenchMARL",
+        "vector": "PufferLib",
+    }
+    order = list(beside)
+    for name in sorted(
+        runs.keys() - {"about"}, key=lambda one: (order.index(one.partition(",")[0]), one)
+    ):
+        rates = [
+            [one["agent_steps"] / one["cpu_s"] for one in turn] for turn in runs[name]["turns"]
+        ]
+        ours, others = (statistics.median(column) for column in zip(*rates, strict=True))
+        low, middle, high = statistics.quantiles([a / b for a, b in rates], n=4)
+        lines.append(
+            f"| {name} | {ours:,.0f} | {beside[name.partition(',')[0]]} | {others:,.0f} | "
+            f"{middle:.2f} ({low:.2f} to {high:.2f}) |"
+        )
     commits = sorted({run["commit"] for run in runs.values()})
     others = [f"{key} {value}" for key, value in runs["about"].items() if key != "commit"]
     return "\n".join([*lines, "", f"commit {' and '.join(commits)}, {', '.join(others)}."])
@@ -298,7 +463,9 @@ def main() -> None:
     for name in () if args.page else cases():
         if not args.only or name.startswith(tuple(args.only)):
             runs[name] = measure(name, args.turns, args.seconds)
-            runs["about"] = about()
+            if not name.startswith(("peer", "vector")):  # they may have another version of torch
+                runs["about"] = about()
+            runs.setdefault("about", about())
             write_runs(STORE, runs)
             print(name, file=sys.stderr, flush=True)
     write_page(runs)

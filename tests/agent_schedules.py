@@ -13,6 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, FaultTolerantAgents, SlotGroup
+from polopt.rollouts.envs.agents_env import agents_env
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace
 
 AGENTS = ("red", "green", "blue")
@@ -41,6 +42,7 @@ class Schedule(gymnasium.Env[Any, Any]):
         )
         self.action_space = spaces.Dict({agent: spaces.Discrete(4) for agent in AGENTS})
         self.render_mode = None
+        self.continued = None
         self.present: list[str] = []
         self.turn = 0
 
@@ -103,6 +105,78 @@ class Schedule(gymnasium.Env[Any, Any]):
         else:
             observations |= self.choose_acting()
         return observations, rewards, terminated, truncated, {}
+
+
+class Calm:
+    """A ParallelEnv in which agents act together and seldom end, join or come back. At times, it
+    raises, rewards are not floats, observations have another dtype, or dicts have another order.
+
+    Args:
+        seed: decides everything.
+    """
+
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - as PettingZoo's environments declare it
+    render_mode = None
+    possible_agents = AGENTS
+
+    def __init__(self, seed: Any) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def observation_space(self, agent: str) -> Any:
+        return spaces.Box(-np.inf, np.inf, (3,), np.float32)
+
+    def action_space(self, agent: str) -> Any:
+        return spaces.Discrete(4)
+
+    def observe(self) -> dict[str, np.ndarray]:
+        dtype = np.float64 if self.rng.random() < 0.02 else np.float32
+        return {agent: self.rng.normal(size=3).astype(dtype) for agent in self.agents}
+
+    def reset(self, seed: Any = None, options: Any = None) -> Any:
+        absent = self.rng.integers(2 * len(AGENTS))
+        self.agents = [agent for i, agent in enumerate(AGENTS) if i != absent]
+        return self.observe(), {}
+
+    def step(self, actions: Mapping[str, Any]) -> Any:
+        assert list(actions) == self.agents
+        if self.rng.random() < 0.005:
+            raise RuntimeError("a random fault")
+        kind = self.rng.choice([float, np.float64, np.float32, int])
+        rewards = {agent: kind(int(action) - 1.1) for agent, action in actions.items()}
+        observations, draws = self.observe(), self.rng.random(len(self.agents))
+        terminated = dict(zip(self.agents, (draws < 0.01).tolist(), strict=True))
+        truncated = dict(zip(self.agents, draws > 0.99, strict=True))
+        self.agents = [one for one in self.agents if not (terminated[one] or truncated[one])]
+        for agent in AGENTS:
+            if self.agents and agent not in observations and self.rng.random() < 0.1:
+                self.agents.append(agent)
+                observations[agent] = self.rng.normal(size=3).astype(np.float32)
+        if self.rng.random() < 0.2:
+            observations = dict(reversed(observations.items()))
+            rewards = dict(reversed(rewards.items()))
+        return observations, rewards, terminated, truncated, {}
+
+
+def calm_slots(seed: int, members: Mapping[str, tuple[str, ...]]) -> AgentVectorEnv:
+    """Makes three copies of `Calm`, whose agents have slots in the groups of `members`."""
+    made = [0, 0, 0]
+
+    def make(k: int) -> Any:
+        made[k] += 1
+        return agents_env(Calm([seed, k, made[k]]))
+
+    guards = [
+        functools.partial(
+            FaultTolerantAgents, functools.partial(make, k), EnvPlace("Calm", 0, k), 1000
+        )
+        for k in range(3)
+    ]
+    vector = AgentVectorEnv(guards)
+    names = list(members)
+    vector.divide(
+        members, lambda agent, _: next(i for i, n in enumerate(names) if agent in members[n])
+    )
+    return vector
 
 
 @dataclass

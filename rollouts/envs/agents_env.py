@@ -11,6 +11,7 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Mapping
+from operator import countOf
 from typing import Any, NamedTuple
 
 import gymnasium
@@ -19,6 +20,7 @@ from gymnasium import Space, spaces
 from gymnasium.vector import VectorEnv
 
 from polopt.rollouts.envs.env_api import (
+    PLAIN_NUMBERS,
     check_flag,
     check_observation,
     described_value,
@@ -77,6 +79,10 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             now, or if the episode is over.
         over: whether the last step ended the episode for all agents.
         max_steps: the number of steps after which all agents are truncated, or None.
+        continued: the observations and the rewards of the agents in `acting`, in this order, if in
+            the last step the same agents went on: the agents that acted act next, no agent has
+            ended, and each observation is an array of the dtype and the shape of its Box. None
+            after all other steps, and also if it is not sure.
 
     Raises:
         APIViolation: from all methods, if the environment breaks the rules of its API.
@@ -97,12 +103,13 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self.acting: list[AgentID] = []
         self.over = False
         self.max_steps: int | None = None
+        self.continued: tuple[list[Any], list[float]] | None = None
         self._spaces = {agent: self._own_spaces(agent) for agent in self.possible_agents}
         # The dtype and shape of the arrays that need no check, for each agent.
         self._plain = {
             agent: (space.dtype, space.shape)
             for agent, (space, _) in self._spaces.items()
-            if isinstance(space, spaces.Box)
+            if isinstance(space, spaces.Box) and space.shape
         }
         self.observation_space = self._dict_space(0)
         self.action_space = self._dict_space(1)
@@ -112,6 +119,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self._idle = 0
         # A dict is used as a set with an order that is the same in all processes.
         self._there: dict[AgentID, None] = {}
+        self._kinds: list[Any] = []  # the values of `_plain` of the agents in `acting`
         self._left: set[AgentID] = set()
         self._latest: dict[AgentID, Any] = {}
 
@@ -131,7 +139,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         """
         self._elapsed = self._idle = 0
         self._there, self._left, self._latest = {}, set(), {}
-        self.over = False
+        self.over, self.continued = False, None
         observations, infos = self._begin(seed, options)
         self._check_spaces()
         for agent in self.acting:
@@ -141,6 +149,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             for agent in self.acting
         }, infos
 
+    @abstractmethod
     def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
         """Steps the environment.
 
@@ -159,7 +168,10 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
               calls both terminated and truncated counts as terminated.
             - the infos of the environment, which may have other keys
         """
-        step = self._advance(actions)
+
+    def _take(self, step: _Step) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """Takes a step of the environment, and returns the result of `step`."""
+        self.continued = None
         self._elapsed += 1
         there = self._there
         ended = {agent: how for agent, how in step.ended.items() if agent in there}
@@ -210,7 +222,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self._elapsed, self._idle = episode["elapsed"], episode["idle"]
         self._there, self._left = dict.fromkeys(episode["there"]), set(episode["left"])
         self._latest, self.acting = dict(episode["latest"]), list(episode["acting"])
-        self.over = episode["over"]
+        self.over, self.continued = episode["over"], None
 
     def render(self) -> Any:
         """Returns what the environment renders."""
@@ -247,10 +259,6 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self, seed: int | None, options: dict[str, Any] | None
     ) -> tuple[Mapping[AgentID, Any], dict[Any, Any]]:
         """Resets the environment and sets `acting`. Returns the observations and the infos."""
-
-    @abstractmethod
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        """Steps the environment."""
 
     @abstractmethod
     def _space_of(self, kind: str, agent: AgentID) -> Any:
@@ -371,7 +379,63 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
             )
 
 
-class _ParallelAgents(AgentsEnv):
+class _DictAgents(AgentsEnv):
+    """An environment whose `step` takes the actions of all agents that act, and returns dicts.
+
+    In most steps, the same agents go on. `_continue` recognises these steps with few calls. All
+    other steps, and the first step of each episode, run all checks.
+    """
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """See `AgentsEnv.step`."""
+        result = self.env.step(actions)
+        return self._continue(result) or self._take(self._read(result, actions))
+
+    @abstractmethod
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
+        """Checks a result of the environment's `step`, and reads it."""
+
+    def _same_act(self) -> bool:
+        """Returns whether the agents in `acting` act next, if they have the observations."""
+        return True
+
+    def _continue(self, result: Any) -> tuple[Any, Any, Any, Any, dict[Any, Any]] | None:
+        """Sets `continued`, and returns the result of `step` if it is not None."""
+        acting, num = self.acting, len(self.acting)
+        if self.continued is None:
+            self._kinds = [self._plain.get(agent) for agent in acting]
+        self.continued = None
+        if not acting or not self._elapsed or self._elapsed + 1 == self.max_steps:
+            return None
+        try:
+            observations, rewards, terminated, truncated, infos = result
+            found, values = [*map(observations.get, acting)], [*map(rewards.get, acting)]
+            types = {*map(type, values)}
+            if not (
+                len(observations) == len(rewards) == num
+                and countOf(terminated.values(), False) == len(terminated)
+                and countOf(truncated.values(), False) == len(truncated)
+                and types <= PLAIN_NUMBERS
+                and isinstance(infos, dict)
+                and self._same_act()
+            ):
+                return None
+            for one, kind in zip(found, self._kinds, strict=True):
+                if kind is None or one.dtype != kind[0] or one.shape != kind[1]:
+                    return None
+        except (AttributeError, TypeError, ValueError):
+            return None  # `_read` says what is wrong
+        if types != {float}:
+            values = [*map(float, values)]
+            rewards = dict(zip(acting, values, strict=True))
+        self._latest.update(observations)
+        self._elapsed += 1
+        self._idle = 0
+        self.continued = found, values
+        return observations, rewards, {}, {}, infos
+
+
+class _ParallelAgents(_DictAgents):
     """Adapts PettingZoo's ParallelEnv. The agents in `env.agents` act next."""
 
     def __init__(self, env: Any) -> None:
@@ -386,8 +450,10 @@ class _ParallelAgents(AgentsEnv):
             raise APIViolation("agents must name at least one agent after reset(); got []")
         return observations, infos
 
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        result = self.env.step(actions)
+    def _same_act(self) -> bool:
+        return [*self.env.agents] == self.acting
+
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
         observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
         ended = self._ends(truncated=truncated, terminated=terminated)
         agents = self._agents()
@@ -439,6 +505,10 @@ class _TurnAgents(AgentsEnv):
         self._check_known(chosen, "must act")
         self.acting = [chosen]
         return {chosen: env.observe(chosen)}, env.infos
+
+    def step(self, actions: dict[AgentID, Any]) -> tuple[Any, Any, Any, Any, dict[Any, Any]]:
+        """See `AgentsEnv.step`."""
+        return self._take(self._advance(actions))
 
     def _advance(self, actions: dict[AgentID, Any]) -> _Step:
         env = self.env
@@ -502,7 +572,7 @@ class _TurnAgents(AgentsEnv):
         return getattr(self.env, f"{kind}_space")(agent)
 
 
-class _RLlibAgents(AgentsEnv):
+class _RLlibAgents(_DictAgents):
     """Adapts RLlib's `MultiAgentEnv`, in its new form and in the form of Ray 0.8 to 2.2. The agents
     that have an observation act next. The first result of `reset` shows which form it is: a pair of
     dicts in the new form, and one dict in the old form.
@@ -533,8 +603,7 @@ class _RLlibAgents(AgentsEnv):
         self.acting = list(observations)
         return observations, infos
 
-    def _advance(self, actions: dict[AgentID, Any]) -> _Step:
-        result = self.env.step(actions)
+    def _read(self, result: Any, actions: dict[AgentID, Any]) -> _Step:
         if self._is_new:
             observations, rewards, terminated, truncated, infos = _dicts(result, "step()", 5)
             ended = self._ends(truncated=truncated, terminated=terminated)

@@ -14,6 +14,8 @@ from polopt.rollouts.envs.env_errors import APIViolation
 #: The concrete types come first, because `isinstance` with an abstract class is slow.
 _NUMBERS = (float, int, np.floating, numbers.Real)
 _BOOLEANS = (bool, np.bool_, int, np.integer)
+#: Types of rewards that need no check.
+PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
 
 def check_reset(result: Any, space: Space[Any]) -> None:

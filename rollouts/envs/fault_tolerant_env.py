@@ -16,7 +16,13 @@ from gymnasium.error import DependencyNotInstalled
 from polopt.common.action_mask import MASK_KEY, find_action_mask
 from polopt.common.faults import Fault, one_per_kind
 from polopt.common.progress import PROGRESS
-from polopt.rollouts.envs.env_api import check_reset, check_step, range_check, reward_of
+from polopt.rollouts.envs.env_api import (
+    PLAIN_NUMBERS,
+    check_reset,
+    check_step,
+    range_check,
+    reward_of,
+)
 from polopt.rollouts.envs.env_errors import (
     APIViolation,
     EnvironmentAPIError,
@@ -40,8 +46,6 @@ FAULT_KEY = "polopt_fault"
 KeptInfos = Literal["none", "last", "all"]
 #: The key in `infos` for the `EpisodeInfo` of an environment, if infos are kept.
 INFO_KEY = "polopt_info"
-#: Types of rewards that need no conversion.
-_PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
 
 
 @dataclass(frozen=True)
@@ -163,7 +167,7 @@ class FaultTolerantEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             observation, reward, terminated, truncated, info = result
             if (
                 type(observation) is not self._type
-                or type(reward) not in _PLAIN_NUMBERS
+                or type(reward) not in PLAIN_NUMBERS
                 or type(info) is not dict
                 or (
                     self._is_array

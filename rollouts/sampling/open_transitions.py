@@ -55,7 +55,7 @@ class OpenTransitions:
             the memory `[N, S]` after this step.
         """
         acts = self._slots.acts
-        if not acts.all():
+        if not self._slots.all_act:
             waits = ~acts
             rows.params[t, waits] = (rows.params[t - 1] if t else self._params)[waits]
             rows.actions[t, waits] = (rows.actions[t - 1] if t else self._actions)[waits]
@@ -67,7 +67,7 @@ class OpenTransitions:
     def note_rows(self, t: int, rows: FragmentColumns) -> None:
         """Marks the rows of step `t` in which a transition closed as `valid`."""
         rows.valid[t] = self._slots.has_row
-        self._open = self._slots.open.copy()
+        self._open = self._slots.open
 
     def first_memory(self, memory: np.ndarray) -> np.ndarray:
         """Returns the memory `[N, S]` before the first row of the next fragment.

@@ -18,6 +18,7 @@ from toy_envs import Drift
 
 from polopt.common.action_mask import find_action_mask
 from polopt.common.config import ConfigError
+from polopt.rollouts.envs import env_sources
 from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env
 from polopt.rollouts.envs.env_errors import APIViolation, innermost
 from polopt.rollouts.envs.env_sources import EnvContext, make_env, resolve_env
@@ -688,6 +689,8 @@ def test_step_that_breaks_the_rules(left: bool, changes: dict[str, Any], message
     env = adapted(Two())
     env.reset()
     act(env)
+    act(env)
+    assert env.continued is not None
     if left:
         b_has_left(env)
         act(env)
@@ -1106,6 +1109,35 @@ def test_module_of_pettingzoo(name: str, package: str) -> None:
         assert count == 20
         assert set(ends.values()) == {"truncated"}
     env.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "package", "kept"),
+    [
+        ("mpe2:simple_spread_v3", "mpe2", ["raw_env"]),
+        ("pettingzoo.classic:connect_four_v3", "pygame", ["TerminateIllegalWrapper", "raw_env"]),
+    ],
+)
+def test_wrappers_of_pettingzoo_that_only_check_are_left_out(
+    name: str, package: str, kept: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    need(package)
+    env = made_by_id(name)
+    monkeypatch.setattr(env_sources, "_without_checks", lambda made: made)
+    whole = make_env(resolve_env(name), EnvContext({}, 0, 0, 0))
+    assert classes_of(env) == kept
+    assert classes_of(whole) == ["OrderEnforcingWrapper", "AssertOutOfBoundsWrapper", *kept]
+    assert play(env, 3) == play(whole, 3)
+
+
+def classes_of(env: AgentsEnv) -> list[str]:
+    """The classes of an AECEnv of PettingZoo and its wrappers."""
+    inner: Any = getattr(env.env, "aec_env", env.env)
+    names = [type(inner).__name__]
+    while "env" in vars(inner):
+        inner = inner.env
+        names.append(type(inner).__name__)
+    return names
 
 
 def test_options_reach_a_module_of_pettingzoo() -> None:

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from agent_schedules import AGENTS, Step, reference, schedule_slots
+from agent_schedules import AGENTS, Step, calm_slots, reference, schedule_slots
 from toy_envs import make_policy
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
 from polopt.replay.n_step import windows_of
-from polopt.rollouts.envs.agent_vector_env import SlotGroup
+from polopt.rollouts.envs import agents_env
+from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, SlotGroup
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.seeds import worker_seeds
 
@@ -99,6 +100,46 @@ def test_counts_and_returns() -> None:
         sums = [value for batch in batches for value in batch.episodes.returns]
         assert sums == [sum(total.values()) for total in totals]
         del lengths, length
+
+
+def steps_of(vector: AgentVectorEnv) -> tuple[list[Any], float]:
+    """What the sampler sees of 150 steps, and the share of copies in which the same agents went
+    on."""
+    rng, seen, going = np.random.default_rng(0), [], 0
+    vector.reset(range(3), None)
+    for _ in range(150):
+        vector.step([rng.integers(4, size=group.num_envs) for group in vector.groups])
+        going += sum(env.env.continued is not None for env in vector.envs)
+        for group in vector.groups:
+            observations, rewards, terminated, truncated, infos = group.results()
+            seen += [observations[group.acts], group.acts, group.open, group.has_row]
+            seen += [rewards, terminated, truncated]
+            seen += [list(infos.get("final_obs", ())), sorted(infos), *group.returns]
+    seen += [(one.episode_return, one.episode_len, one.agent_returns) for one in vector.episodes]
+    return [*seen, vector.num_steps], going / 450
+
+
+@pytest.mark.parametrize(
+    "members", [{"all": AGENTS}, {"two": (AGENTS[2], AGENTS[0]), "one": AGENTS[1:2]}]
+)
+def test_steps_in_which_the_same_agents_go_on_have_the_same_results(
+    members: dict[str, tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = []
+    take = AgentVectorEnv._take_whole_step
+    monkeypatch.setattr(
+        AgentVectorEnv, "_take_whole_step", lambda *args: whole.append(take(*args)) or whole[-1]
+    )
+    fast = [steps_of(calm_slots(seed, members)) for seed in range(8)]
+    assert 100 < sum(whole) < len(whole)
+    whole.clear()
+    monkeypatch.setattr(agents_env._DictAgents, "_continue", lambda self, result: None)
+    for seed, (seen, going) in enumerate(fast):
+        slow, none = steps_of(calm_slots(seed, members))
+        assert 0.5 < going < 1.0
+        assert (none, whole) == (0.0, [])
+        for found, expected in zip(seen, slow, strict=True):
+            np.testing.assert_equal(found, expected)
 
 
 def value(obs: np.ndarray) -> np.ndarray:
