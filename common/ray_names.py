@@ -68,7 +68,7 @@ def registered(category: str, name: str) -> Callable[..., Any] | None:
     process has not imported Tune. If Ray has no such registry, returns None.
 
     Args:
-        category: `env_creator` or `trainable_class`.
+        category: `env_creator`, `trainable_class` or `rllib_model`.
         name: the registered name.
     """
     # Tune is imported in its trials, and in drivers that registered a name. Other processes find no
@@ -78,6 +78,14 @@ def registered(category: str, name: str) -> Callable[..., Any] | None:
         return None
     value: Callable[..., Any] = registry.get(category, name)
     return value
+
+
+def register_with_tune(category: str, name: str, value: Any) -> None:
+    """Puts an object into Tune's registry, so that `registered` finds it in all processes of the
+    cluster."""
+    from ray.tune import registry
+
+    registry._global_registry.register(category, name, value)
 
 
 def accept_as_config(cls: type[Any]) -> None:

@@ -4,7 +4,27 @@ becomes `polopt.rllib` everywhere.
     from polopt.rllib.algorithms.ppo import PPOConfig
     # was: from ray.rllib.algorithms.ppo import PPOConfig
 
-`module_paths.py` has the paths. A script that names algorithms by strings also calls `register`.
+A script that names algorithms by strings also calls `register`.
+
+The files, in the order in which a script meets them:
+
+    module_paths           the paths and names that a script imports
+      script_utils         small functions and classes behind these names
+    builders               PPOConfig and others, subclasses of AlgorithmConfig
+      algorithm_config     the methods of a builder
+    rllib_options          all options of an algorithm as a dict, and as a config of a preset
+      rllib_defaults       the algorithms, and RLlib's defaults
+      translation          one option, and options that depend on each other
+        accepted_options, exploration_config, replay_buffer_config, multi_agent, custom_models
+        other_libraries    the tables of names and texts, also for errors and docs/migration.md
+    algorithm              the trainer that a script makes (registration: its names in Tune)
+      views                policies, networks, workers and environments
+      old_results          result keys of older releases
+      user_callbacks       callbacks (callback_batches: the batches that they get)
+    rl_modules, rllib_config
+                           modules and configs of RLlib itself (cnn_modules: convolutions)
+    add_on                 attaches this package to every run
+    sb3_defaults           defaults of Stable-Baselines3
 
 Most of this package works without `ray[rllib]`. Only `from_rllib`, `load_rl_module` and
 `to_rl_module` require it, because they read or make objects of RLlib

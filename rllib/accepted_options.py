@@ -1,4 +1,4 @@
-"""Options of RLlib that polopt accepts with a warning, or that become other options of polopt."""
+"""Options of RLlib that become other options of polopt."""
 
 from __future__ import annotations
 
@@ -34,63 +34,6 @@ def warn(text: str, *values: Any) -> None:
     _said.add(message)
 
 
-_LAST_100 = "mean returns are over the last 100 episodes"
-_VIDEO = "Record videos with 'polopt evaluate CHECKPOINT --video DIR'"
-_SPACES = "polopt uses the spaces of the environment"
-_PROCESSES = "polopt chooses the processes of a run"
-_TORCH = "polopt uses PyTorch"
-#: Options that change nothing or little, and what the warning says. Any value is accepted.
-ACCEPTED: Mapping[str, str] = {
-    "_disable_execution_plan_api": "",
-    "_enable_learner_api": "",
-    "_enable_rl_module_api": "",
-    "_tf_policy_handles_more_than_one_loss": "",
-    "_use_trajectory_view_api": "",
-    "action_space": _SPACES,
-    "batch_mode": "Fragments have rollout_fragment_length steps. If a fragment ends within an "
-    "episode, its returns use the value of the next observation",
-    "collect_metrics_timeout": "",
-    "eager": _TORCH,
-    "eager_max_retraces": _TORCH,
-    "eager_tracing": _TORCH,
-    "explore": "Training always explores",
-    "framework": _TORCH,
-    "local_tf_session_args": _TORCH,
-    "metrics_smoothing_episodes": _LAST_100,
-    "monitor": _VIDEO,
-    "no_done_at_end": "The return ends where an episode terminates, and is bootstrapped at a time "
-    "limit",
-    "no_eager_on_workers": _TORCH,
-    "observation_space": _SPACES,
-    "preprocessor_pref": "polopt does not preprocess images. Wrap the environment, for example "
-    "with gymnasium.wrappers.AtariPreprocessing",
-    "record_env": _VIDEO,
-    "render_env": _VIDEO,
-    "sample_collector": _PROCESSES,
-    "straggler_mitigation": _PROCESSES,
-    "tf_session_args": _TORCH,
-    "use_exec_api": "",
-    "use_state_preprocessor": "",
-    "uses_new_env_runners": "",
-}
-#: Values of options in `ACCEPTED` that say what polopt does anyway.
-_SILENT: Mapping[str, tuple[Any, ...]] = {
-    "action_space": (None,),
-    "batch_mode": ("truncate_episodes",),
-    "eager": (False,),
-    "eager_tracing": (True, False),
-    "explore": (True, None),
-    "framework": ("torch",),
-    "metrics_smoothing_episodes": (100, None),
-    "monitor": (False,),
-    "no_done_at_end": (False,),
-    "observation_space": (None,),
-    "preprocessor_pref": (None, "rllib"),
-    "record_env": (False, None),
-    "render_env": (False, None),
-    "tf_session_args": ({},),
-    "local_tf_session_args": ({},),
-}
 #: RLlib's classes that sample as polopt does.
 _RUNNERS = (
     *("EnvRunner", "SingleAgentEnvRunner", "MultiAgentEnvRunner", "RolloutWorker"),
@@ -131,14 +74,6 @@ def accepted_option(
     """
     if key in known:
         return None
-    if key in ACCEPTED:
-        silent = _SILENT.get(key, ())
-        if not any(type(value) is type(one) and value == one for one in silent) and (
-            silent or ACCEPTED[key]
-        ):
-            reason = ACCEPTED[key]
-            warn("%s: %s=%s is ignored. %s", where, key, shown(value), reason)
-        return {}
     if key in ("env_runner_cls", "worker_cls"):
         if value is None or getattr(value, "__name__", "") in _RUNNERS:
             return {}

@@ -480,7 +480,11 @@ def _given(config: Any, algorithm: type[Algorithm]) -> Any:
             f"{algorithm.__name__}: config={shown(config)}. Allowed: a dict or a builder. Give the "
             "environment as env=..."
         )
-    return dict(config) if _OF_POLOPT in config else Options(dict(config), algorithm)
+    if _OF_POLOPT in config:
+        return dict(config)
+    if isinstance(config, Options) and config.algorithm is not algorithm:
+        config = config.without_defaults_that(algorithm)
+    return Options(dict(config), algorithm)
 
 
 def _log_dir(given: Mapping[str, Any], algorithm: type[Algorithm], creator: Any) -> Any:

@@ -13,7 +13,7 @@ from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.transitions import Transitions
 from polopt.common.weights import Gradients
-from polopt.rllib.callback_places import DEFAULT_POLICY, policies_of
+from polopt.rllib.views import DEFAULT_POLICY_ID, policies_of
 
 #: Names of columns in polopt, and the names of the same columns in RLlib.
 _RLLIB = {"terminated": "terminateds", "truncated": "truncateds", "values": "vf_preds"}
@@ -239,4 +239,4 @@ def _write_back(batch: Any, columns: Mapping[str, np.ndarray], given: Mapping[st
 
 
 def _parts(batch: Any) -> dict[str, Any]:
-    return batch.parts if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY: batch}
+    return batch.parts if isinstance(batch, MultiAgentBatch) else {DEFAULT_POLICY_ID: batch}

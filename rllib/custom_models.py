@@ -8,7 +8,7 @@ import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ from gymnasium import Space, spaces
 from torch import Tensor, nn
 
 from polopt.common.config import ConfigError, shown
+from polopt.common.ray_names import register_with_tune, registered
 from polopt.policies.networks.layers import ACTIVATIONS
 from polopt.policies.networks.model_config import NETWORKS, register_network
 
@@ -48,6 +49,9 @@ _TENSORFLOW = (
     "{} is a network of TensorFlow, and polopt uses PyTorch. Allowed: a TorchModelV2, or any "
     "torch.nn.Module (docs/networks.md)"
 )
+
+#: The category of networks in Tune's registry.
+_TUNE = "rllib_model"
 
 
 class TorchModelV2:
@@ -140,6 +144,49 @@ class SlimFC(nn.Module):
         """Returns the outputs `[B, out_size]`."""
         outputs: Tensor = self._model(inputs)
         return outputs
+
+
+class SlimConv2d(nn.Module):
+    """A convolution with an activation, as RLlib's class of the same name."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel: Any,
+        stride: Any,
+        padding: Any = None,
+        *,
+        initializer: Any = "default",
+        activation_fn: Any = "relu",
+        bias_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        convolution = nn.Conv2d(in_channels, out_channels, kernel, stride)
+        if initializer is not None:
+            (nn.init.xavier_uniform_ if initializer == "default" else initializer)(
+                convolution.weight
+            )
+        nn.init.constant_(convolution.bias, bias_init)  # type: ignore[arg-type]
+        activation = _activation("relu" if activation_fn == "default" else activation_fn)
+        layers: list[nn.Module] = [nn.ZeroPad2d(padding)] if padding else []
+        layers += [convolution, *([] if activation is None else [activation()])]
+        self._model = nn.Sequential(*layers)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Returns the outputs `[B, out_channels, ...]`."""
+        outputs: Tensor = self._model(inputs)
+        return outputs
+
+
+class DQNTorchModel(TorchModelV2, nn.Module):
+    """RLlib's base class of networks for DQN. polopt adds the layers `hiddens` itself."""
+
+    def __init__(self, *arguments: Any, **others: Any) -> None:
+        nn.Module.__init__(self)
+        names = ("obs_space", "action_space", "num_outputs", "model_config", "name")
+        given = {name: value for name, value in others.items() if name in names}
+        TorchModelV2.__init__(self, *arguments[: len(names)], **given)
 
 
 class AppendBiasLayer(nn.Module):
@@ -259,6 +306,7 @@ class ModelCatalog:
                 "that derives from TorchModelV2 and torch.nn.Module"
             )
         register_network(model_name, as_network(model_class), override=True)
+        register_with_tune(_TUNE, model_name, model_class)  # for the processes of trials
 
     @staticmethod
     def register_custom_action_dist(name: str, action_dist: Any) -> None:
@@ -287,8 +335,8 @@ class Network(nn.Module):
         num_params: the number P of parameters of the action distribution.
         model_config: the options of `model` that the user has set.
         q_hiddens: the widths of layers after the features of the network, from which the
-            advantages `[B, P]` and the values `[B]` of DQN are computed. None means that the
-            network computes them itself.
+            advantages `[B, P]` and the values `[B]` of DQN are computed. Empty means that the
+            outputs of the network are the Q-values, as in RLlib. None is for other policies.
         options: the custom options of the network.
     """
 
@@ -306,7 +354,7 @@ class Network(nn.Module):
         super().__init__()
         config = {**MODEL_DEFAULTS, **(model_config or {}), "custom_model_config": options}
         outputs = num_params
-        if q_hiddens is not None:
+        if q_hiddens:
             outputs = config["fcnet_hiddens"][-1] if config["fcnet_hiddens"] else 256
         self._reads_mask = _mentions(self.model_class, _MASK)
         self._num_actions = int(getattr(action_space, "n", 0))
@@ -325,7 +373,8 @@ class Network(nn.Module):
         self.register_buffer("_initial", flat.detach().clone())
         self.advantages: nn.Module | None = None
         self.values: nn.Module | None = None
-        if q_hiddens is not None:
+        self._is_q = q_hiddens is not None
+        if q_hiddens:
             outputs = int(made.num_outputs or outputs)
             self.advantages = _q_head(outputs, q_hiddens, num_params)
             self.values = _q_head(outputs, q_hiddens, 1)
@@ -335,7 +384,8 @@ class Network(nn.Module):
         next memory."""
         flat = _flat(obs)
         if self._reads_mask and isinstance(obs, dict):
-            obs = {**obs, _MASK: torch.ones(len(flat), self._num_actions, device=flat.device)}
+            obs = {_MASK: torch.ones(len(flat), self._num_actions, device=flat.device), **obs}
+            flat = _flat(obs)
         one_step = torch.ones(len(flat), dtype=torch.int32, device=flat.device)
         given = [] if state is None else self._split(state + self._initial)
         is_training = self.training
@@ -343,6 +393,8 @@ class Network(nn.Module):
         outputs, following = self.model(inputs, given, one_step)
         if self.advantages is not None and self.values is not None:
             params, values = self.advantages(outputs), self.values(outputs)
+        elif self._is_q:
+            params, values = outputs, outputs.new_zeros(len(flat))
         else:
             params, values = outputs, self.model.value_function()
         values = values.reshape(-1)
@@ -408,8 +460,10 @@ def with_custom_model(
         reason = _REFUSED.get(str(custom)) or _TENSORFLOW.format(getattr(custom, "__name__", ""))
         raise ConfigError(f"{where}: custom_model={shown(custom)}: {reason}")
     found = custom
-    if isinstance(custom, str) and custom in NETWORKS.names():
-        found = NETWORKS.get(custom)
+    if isinstance(custom, str):
+        if custom not in NETWORKS.names() and (registered_model := registered(_TUNE, custom)):
+            register_network(custom, as_network(cast(Any, registered_model)))
+        found = NETWORKS.get(custom) if custom in NETWORKS.names() else custom
     if not isinstance(found, type) or not issubclass(found, nn.Module):
         return model
     network = as_network(found)
@@ -465,7 +519,8 @@ def _preprocessed(space: Space[Any], mask_size: int) -> Any:
         dtype: Any = space.dtype
         flat: Any = spaces.Box(space.low, space.high, dtype=dtype)
     else:
-        size = int(spaces.utils.flatdim(space))
+        has_mask = isinstance(space, spaces.Dict)
+        size = int(spaces.utils.flatdim(space)) + (mask_size if has_mask else 0)
         flat = spaces.Box(-np.inf, np.inf, (size,), np.float32)
     if mask_size and isinstance(space, spaces.Dict):
         mask = spaces.Box(0.0, 1.0, (mask_size,), np.float32)

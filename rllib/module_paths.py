@@ -84,10 +84,11 @@ _EPISODES = dict.fromkeys(
     "user_callbacks:CallbackEpisode",
 )
 _WORKERS = {
-    "EnvRunner": "views:WorkerView",
-    "EnvRunnerGroup": "views:WorkersView",
-    "RolloutWorker": "views:WorkerView",
-    "WorkerSet": "views:WorkersView",
+    **dict.fromkeys(
+        ("EnvRunner", "MultiAgentEnvRunner", "RolloutWorker", "SingleAgentEnvRunner"),
+        "views:WorkerView",
+    ),
+    **dict.fromkeys(("EnvRunnerGroup", "WorkerSet"), "views:WorkersView"),
 }
 _ENVIRONMENTS = {
     "EnvContext": "script_utils:EnvContext",
@@ -97,6 +98,13 @@ _ENVIRONMENTS = {
     "PettingZooEnv": "script_utils:PettingZooEnv",
     "ParallelPettingZooEnv": "script_utils:PettingZooEnv",
 }
+#: polopt flattens all observations, so a function that makes this connector changes nothing.
+_CONNECTORS = {"FlattenObservations": "script_utils:unchanged"}
+_EXAMPLES = {
+    "MultiAgentCartPole": "script_utils:MultiAgentCartPole",
+    "MultiAgentPendulum": "script_utils:MultiAgentPendulum",
+    "StatelessCartPole": "script_utils:StatelessCartPole",
+}
 _MODELS = {
     "ModelCatalog": "custom_models:ModelCatalog",
     "MODEL_DEFAULTS": "rllib_options:model_defaults",
@@ -105,9 +113,11 @@ _MODELS = {
     "RecurrentNetwork": "custom_models:RecurrentNetwork",
     "TorchRNN": "custom_models:TorchRNN",
     "FullyConnectedNetwork": "custom_models:FullyConnectedNetwork",
+    "SlimConv2d": "custom_models:SlimConv2d",
     "SlimFC": "custom_models:SlimFC",
     "normc_initializer": "custom_models:normc_initializer",
     "TFModelV2": "custom_models:TFModelV2",
+    "DQNTorchModel": "custom_models:DQNTorchModel",
     "AppendBiasLayer": "custom_models:AppendBiasLayer",
 }
 _POLICIES = {
@@ -152,7 +162,10 @@ _TESTS = {
 }
 _CHECK_ENV = {"check_env": "script_utils:unchanged"}
 _DICTS = {"merge_dicts": "script_utils:merge_dicts", "deep_update": "script_utils:deep_update"}
-_COLUMNS = {"Columns": "script_utils:Columns", "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID"}
+_COLUMNS = {
+    "Columns": "script_utils:Columns",
+    "DEFAULT_POLICY_ID": "views:DEFAULT_POLICY_ID",
+}
 _IDS = {
     "DEFAULT_AGENT_ID": "script_utils:DEFAULT_AGENT_ID",
     "DEFAULT_MODULE_ID": "views:DEFAULT_POLICY_ID",
@@ -165,14 +178,10 @@ _COMPONENTS = {
 #: Modules that any name may be asked of, and the function that makes the value from the name.
 _ANY_NAME = {"utils.metrics": "script_utils:constant", "utils.typing": "script_utils:any_type"}
 
-#: The modules, without `polopt.rllib`, and the names in them. A value is `module:name`, below
+#: The modules of RLlib below `polopt.rllib`, and the names in them. A value is `module:name`, below
 #: `polopt.rllib` or absolute.
 MODULES: dict[str, Mapping[str, str]] = {
     "agents": {"with_common_config": "script_utils:with_common_config", **_CALLBACKS, **_ALGORITHM},
-    "agent": _REGISTRY,
-    "agents.agent": _REGISTRY,
-    "agents.callbacks": _CALLBACKS,
-    "agents.registry": _REGISTRY,
     "agents.trainer": {
         **_ALGORITHM,
         "COMMON_CONFIG": "script_utils:COMMON_CONFIG",
@@ -180,74 +189,61 @@ MODULES: dict[str, Mapping[str, str]] = {
         "with_common_config": "script_utils:with_common_config",
     },
     "algorithms": {**_ALGORITHM, **_CALLBACKS},
-    "algorithms.algorithm": _ALGORITHM,
-    "algorithms.algorithm_config": _CONFIG,
-    "algorithms.callbacks": _CALLBACKS,
-    "algorithms.registry": _REGISTRY,
-    "callbacks": _CALLBACKS,
-    "callbacks.callbacks": _CALLBACKS,
     "core": {**_IDS, **_COLUMNS, **_COMPONENTS},
-    "core.columns": _COLUMNS,
-    "core.models": {},
-    "core.models.configs": {},
-    "core.rl_module": _MODULE_SPECS,
-    "core.rl_module.default_model_config": _MODULE_SPECS,
-    "core.rl_module.marl_module": _MODULE_SPECS,
-    "core.rl_module.multi_rl_module": _MODULE_SPECS,
-    "core.rl_module.rl_module": _MODULE_SPECS,
     "env": {**_ENVIRONMENTS, **_WORKERS},
-    "env.base_env": _ENVIRONMENTS,
-    "env.env_context": _ENVIRONMENTS,
-    "env.env_runner": _WORKERS,
-    "env.env_runner_group": _WORKERS,
-    "env.multi_agent_env": _ENVIRONMENTS,
-    "env.multi_agent_env_runner": {"MultiAgentEnvRunner": "views:WorkerView"},
-    "env.multi_agent_episode": _EPISODES,
-    "env.single_agent_env_runner": {"SingleAgentEnvRunner": "views:WorkerView"},
-    "env.single_agent_episode": _EPISODES,
-    "env.wrappers": _ENVIRONMENTS,
-    "env.wrappers.atari_wrappers": {"wrap_deepmind": "script_utils:wrap_deepmind"},
-    "env.wrappers.pettingzoo_env": _ENVIRONMENTS,
     "evaluation": {**_EPISODES, **_WORKERS, **_BATCHES},
-    "evaluation.episode": _EPISODES,
-    "evaluation.episode_v2": _EPISODES,
-    "evaluation.rollout_worker": _WORKERS,
-    "evaluation.sample_batch": _BATCHES,
-    "evaluation.worker_set": _WORKERS,
-    "models": _MODELS,
-    "models.catalog": _MODELS,
-    "models.modelv2": _MODELS,
-    "models.tf": _MODELS,
-    "models.tf.tf_modelv2": _MODELS,
-    "models.torch": _MODELS,
-    "models.torch.fcnet": _MODELS,
-    "models.torch.misc": _MODELS,
-    "models.torch.recurrent_net": _MODELS,
-    "models.torch.torch_modelv2": _MODELS,
     "policy": {**_POLICIES, **_BATCHES},
-    "policy.policy": _POLICIES,
-    "policy.sample_batch": _BATCHES,
     "registry": {"register_env": "ray.tune.registry:register_env"},
     "utils": {**_FRAMEWORK, **_DICTS, **_ANNOTATIONS, **_TESTS, **_CHECK_ENV},
-    "utils.annotations": _ANNOTATIONS,
     "utils.deprecation": {"Deprecated": "script_utils:unchanged"},
-    "utils.framework": _FRAMEWORK,
-    "utils.metrics": {},
     "utils.metrics.metrics_logger": {"MetricsLogger": "user_callbacks:MetricsLogger"},
     "utils.numpy": {
         "convert_to_numpy": "script_utils:convert_to_numpy",
         "softmax": "script_utils:softmax",
     },
-    "utils.test_utils": _TESTS,
     "utils.torch_utils": {
         "FLOAT_MAX": "script_utils:FLOAT_MAX",
         "FLOAT_MIN": "script_utils:FLOAT_MIN",
         "convert_to_torch_tensor": "script_utils:convert_to_torch_tensor",
     },
-    "utils.pre_checks": {},
-    "utils.pre_checks.env": _CHECK_ENV,
-    "utils.typing": {},
 }
+#: Further modules, which have the same names.
+_SAME_NAMES: tuple[tuple[str, Mapping[str, str]], ...] = (
+    ("agent agents.agent agents.registry algorithms.registry", _REGISTRY),
+    ("agents.callbacks algorithms.callbacks callbacks callbacks.callbacks", _CALLBACKS),
+    ("algorithms.algorithm", _ALGORITHM),
+    ("algorithms.algorithm_config", _CONFIG),
+    ("connectors.env_to_module connectors.env_to_module.flatten_observations", _CONNECTORS),
+    ("core.columns", _COLUMNS),
+    (
+        "core.rl_module core.rl_module.default_model_config core.rl_module.marl_module",
+        _MODULE_SPECS,
+    ),
+    ("core.rl_module.multi_rl_module core.rl_module.rl_module", _MODULE_SPECS),
+    ("env.base_env env.env_context env.multi_agent_env env.wrappers", _ENVIRONMENTS),
+    ("env.wrappers.pettingzoo_env", _ENVIRONMENTS),
+    ("env.wrappers.atari_wrappers", {"wrap_deepmind": "script_utils:wrap_deepmind"}),
+    ("env.env_runner env.env_runner_group env.multi_agent_env_runner", _WORKERS),
+    ("env.single_agent_env_runner evaluation.rollout_worker evaluation.worker_set", _WORKERS),
+    ("env.multi_agent_episode env.single_agent_episode", _EPISODES),
+    ("evaluation.episode evaluation.episode_v2", _EPISODES),
+    ("evaluation.sample_batch policy.sample_batch", _BATCHES),
+    ("examples.env examples.env.multi_agent examples.env.stateless_cartpole", _EXAMPLES),
+    ("examples.envs.classes examples.envs.classes.multi_agent", _EXAMPLES),
+    ("examples.envs.classes.stateless_cartpole", _EXAMPLES),
+    ("models models.catalog models.modelv2 models.tf models.tf.tf_modelv2 models.torch", _MODELS),
+    ("models.torch.fcnet models.torch.misc models.torch.recurrent_net", _MODELS),
+    ("models.torch.torch_modelv2", _MODELS),
+    ("agents.dqn.dqn_torch_model algorithms.dqn.dqn_torch_model", _MODELS),
+    ("policy.policy", _POLICIES),
+    ("utils.annotations", _ANNOTATIONS),
+    ("utils.framework", _FRAMEWORK),
+    ("utils.pre_checks.env", _CHECK_ENV),
+    ("utils.test_utils", _TESTS),
+    ("connectors core.models core.models.configs examples examples.envs utils.metrics", {}),
+    ("utils.pre_checks utils.typing", {}),
+)
+MODULES |= {path: names for paths, names in _SAME_NAMES for path in paths.split()}
 
 
 def _of_algorithm(name: str) -> dict[str, str]:
@@ -255,7 +251,15 @@ def _of_algorithm(name: str) -> dict[str, str]:
     found = {new: f"algorithm:{new}", old: f"algorithm:{old}", config: f"builders:{config}"}
     agent = old.replace("Trainer", "Agent")  # up to RLlib 0.7
     same = {name: place for key, place in found.items() for name in _SAME.get(key, ())}
-    return {**found, **same, agent: found[old]}
+    return {**found, **same, agent: found[old], **_policies(name)}
+
+
+def _policies(name: str) -> dict[str, str]:
+    """Returns the classes of policies in the modules of an algorithm."""
+    stem = _ALGORITHMS[name][0]
+    names = (stem, *_SAME.get(stem, ()))
+    kinds = ("Torch", "TF", "TF1", "TF2")
+    return {f"{one}{kind}Policy": "multi_agent:policy_class" for one in names for kind in kinds}
 
 
 def _with_default_config(old: str, names: dict[str, str]) -> dict[str, str]:
@@ -265,6 +269,8 @@ def _with_default_config(old: str, names: dict[str, str]) -> dict[str, str]:
 for _name in _ALGORITHMS:
     _names = _with_default_config(_ALGORITHMS[_name][0], _of_algorithm(_name))
     MODULES[f"algorithms.{_name}"] = MODULES[f"algorithms.{_name}.{_name}"] = _names
+    for _kind in ("tf", "torch"):
+        MODULES[f"algorithms.{_name}.{_name}_{_kind}_policy"] = _policies(_name)
 for _name, _members in _AGENTS.items():
     _own: dict[str, str] = {}
     for _member in _members:
@@ -272,6 +278,9 @@ for _name, _members in _AGENTS.items():
         _default = f"{_member.removesuffix('_dqn').upper()}_DEFAULT_CONFIG"
         _own[_default] = f"algorithm:{_ALGORITHMS[_member][1]}.DEFAULT_CONFIG"
     MODULES[f"agents.{_name}"] = _with_default_config(_ALGORITHMS[_members[0]][1], _own)
+    if "." in _name:
+        for _kind in ("tf", "torch"):
+            MODULES[f"agents.{_name}_{_kind}_policy"] = _policies(_members[0])
 for _name in ("a3c", "dqn", "ppo"):  # up to RLlib 0.5
     MODULES[_name] = MODULES[f"agents.{_name}"]
 #: Names that `from polopt.rllib import ...` also finds.
@@ -384,7 +393,7 @@ def resolve(place: str, path: str) -> Any:
             found = getattr(found, part)
     except (ImportError, AttributeError) as error:
         raise AttributeError(_refusal(path)) from error
-    if name in ("constant", "any_type"):
+    if name in ("constant", "any_type", "policy_class"):
         return found(path.rpartition(".")[2])
     return found() if name == "model_defaults" else found
 
@@ -398,7 +407,7 @@ def _refusal(path: str) -> str:
 
         instead = instead_of_algorithm(parts[-1].removesuffix("Trainer").removesuffix("Config"))
         instead = instead or instead_of_algorithm(parts[1:2] and parts[1])
-    if not instead and "TF" in path:
+    if not instead and ("TF" in path or "_tf_" in path):
         instead = _NO_TENSORFLOW
     if not instead and parts[-1][:1].isupper() and parts[-1].endswith("Policy"):
         instead = _OWN_POLICY

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from polopt.common.config import ConfigError, nearest, shown
 from polopt.policies.policy import Policy
+from polopt.rllib.accepted_options import warn
 from polopt.rllib.translation import changes, checked, defaults, network_options, resolved
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
@@ -36,7 +37,10 @@ _RANDOM = "random"
 _RANDOM_CLASSES = ("RandomPolicy", "RandomRLModule")
 #: How the names of RLlib's policy classes begin, and the names of the same policies in polopt.
 _BUILT_IN = {"A2C": "a2c", "A3C": "a3c", "APPO": "appo", "DQN": "dqn", "IMPALA": "impala"}
-_BUILT_IN |= {"Impala": "impala", "PPO": "ppo", "SAC": "sac"}
+_BUILT_IN |= {"Apex": "dqn", "DDPPO": "ppo", "Impala": "impala", "PG": "a2c", "PPO": "ppo"}
+_BUILT_IN |= {"SAC": "sac"}
+#: Names of functions that draw random numbers, in `random` and in `numpy.random`.
+_DRAWS = {"choice", "choices", "integers", "permutation", "rand", "randint", "random", "randrange"}
 
 
 class PolicySpec(NamedTuple):
@@ -186,7 +190,8 @@ def as_mapping(given: Any, where: str) -> Any:
     anything but a function with RLlib's argument `episode` or `worker` unchanged, also a mapping
     that this function has returned.
 
-    RLlib passes the episode as the second argument, whatever its name is.
+    RLlib passes the episode as the second argument, whatever its name is. A mapping that draws
+    random numbers, such as `lambda agent_id: random.choice(names)`, is asked in each episode.
 
     Raises:
         ConfigError: the function requires another argument.
@@ -215,7 +220,8 @@ def as_mapping(given: Any, where: str) -> Any:
                 f"{where}: policy_mapping_fn={shown(given)} requires the argument {one.name!r}. "
                 "Allowed: (agent_id, episode, worker, **kwargs), or fewer arguments"
             )
-    return _mapping(given, positional, passed) if positional or passed else given
+    draws = _DRAWS.intersection(getattr(getattr(given, "__code__", None), "co_names", ()))
+    return _mapping(given, positional, passed) if positional or passed or draws else given
 
 
 def _mapping(
@@ -318,6 +324,14 @@ def _options(config: Any, preset: type[PolicyOptimizerTrainer], where: str) -> d
     for key, value in config.items():
         found |= checked(key, value, preset, where)
     return found
+
+
+def policy_class(name: str) -> str:
+    """Returns polopt's name of the policy for the name of a class of RLlib, such as
+    `PPOTorchPolicy`."""
+    if "TF" in name:
+        warn("%s: the policy learns with PyTorch, because polopt has no TensorFlow", name)
+    return next(_BUILT_IN[stem] for stem in _BUILT_IN if name.startswith(stem))
 
 
 def _policy_name(policy: Any, preset: type[PolicyOptimizerTrainer], where: str) -> Any:

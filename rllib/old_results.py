@@ -21,8 +21,9 @@ OLD_KEYS = {
     "num_healthy_workers": "fault_tolerance/num_healthy_workers",
     "num_env_steps_sampled_throughput_per_sec": "num_env_steps_sampled_per_second",
 }
-#: The keys of `OLD_KEYS` that are also in `env_runners` and `sampler_results`.
-_OF_EPISODES = tuple(name for name in OLD_KEYS if name.startswith("episode"))
+#: The keys of `OLD_KEYS` that are also in the blocks of results with these names.
+EPISODE_KEYS = tuple(name for name in OLD_KEYS if name.startswith("episode"))
+BLOCKS = ("env_runners", "sampler_results")
 #: Statistics of learning, and the current names of the same values.
 _LEARNER_STATS = {
     "cur_lr": "default_optimizer_learning_rate",
@@ -32,12 +33,7 @@ _LEARNER_STATS = {
     "var_gnorm": "grad_norm",
     "cur_kl_coeff": "kl_coeff",
 }
-_COUNTERS = {
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "num_agent_steps_sampled": "num_agent_steps_sampled_lifetime",
-    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
-}
+_COUNTERS = {name: key for name, key in OLD_KEYS.items() if name.endswith(("_sampled", "_trained"))}
 
 
 def add_old_keys(
@@ -58,7 +54,7 @@ def add_old_keys(
             result.setdefault(old, value)
     block = result.get("env_runners", {})
     custom = block.setdefault("custom_metrics", {})
-    of_episodes = {key: result[key] for key in _OF_EPISODES if key in result}
+    of_episodes = {key: result[key] for key in EPISODE_KEYS if key in result}
     of_episodes |= {
         "custom_metrics": custom,
         "hist_stats": {"episode_reward": list(returns), "episode_lengths": list(lengths)},

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from polopt.rllib.old_results import BLOCKS, EPISODE_KEYS, OLD_KEYS
+
 
 class Option(NamedTuple):
     """Options of another library, and the corresponding options of polopt.
@@ -31,6 +33,13 @@ class Option(NamedTuple):
         return [name.replace("-", "_") for name in re.findall(r"`-{0,2}(\w[\w-]*)", self.given)]
 
 
+def _table(text: str) -> tuple[Option, ...]:
+    """Returns the rows of a table. A row has the attributes of `Option` with ` :: ` between them.
+    Its further lines are indented."""
+    rows = text.strip().replace("\n    ", " ").splitlines()
+    return tuple(Option(*row.split(" :: ")) for row in rows)
+
+
 class Fixed(NamedTuple):
     """Options of another library whose value is fixed in polopt.
 
@@ -49,248 +58,124 @@ class Fixed(NamedTuple):
         return value if isinstance(value, tuple) else (value,)
 
 
-RLLIB = (
-    Option(
-        "`num_env_runners`, `num_envs_per_env_runner`",
-        "`num_workers`, `num_envs_per_worker`. RLlib's names are also accepted",
-        "2 and 1 | 2 and 8",
-    ),
-    Option("`rollout_fragment_length`", "`rollout_fragment_length`, a number", '`"auto"` | 128'),
-    Option(
-        "`train_batch_size_per_learner`",
-        "`train_batch_size`. RLlib's name is also accepted. None means one fragment of each worker",
-        "4000 | None",
-    ),
-    Option("`lr`", "`lr`, a number or a schedule `[[steps, value], ...]`", "5e-5 | 1e-3"),
-    Option("`gamma`", "`gamma`", "0.99 | 0.99"),
-    Option(
-        "`use_critic` of A2C, A3C, PPO and PG",
-        "`use_critic`. With False, `use_gae` has no effect",
-        "True | True",
-    ),
-    Option("`lambda_`", "`lambda`. The name `lambda_` is also accepted", "1.0 | 0.95"),
-    Option(
-        "`minibatch_size`, `num_epochs`",
-        "`sgd_minibatch_size`, `num_sgd_iter`. RLlib's names are also accepted",
-        "128 and 30 | 128 and 10",
-    ),
-    Option("`clip_param`", "`clip_param`", "0.3 | 0.2"),
-    Option(
-        "`vf_loss_coeff`, which multiplies the mean squared error, but in IMPALA and APPO half of "
-        "this error",
-        "`vf_loss_coeff`. The same as in RLlib for PPO, IMPALA and APPO. For A2C and A3C, it "
-        "multiplies half the mean squared error",
-        "1.0 | 0.25",
-    ),
-    Option(
-        "`vf_clip_param`, at which the squared error is clipped",
-        "`vf_clip_param`. None means that the error is not clipped",
-        "10.0 | None",
-    ),
-    Option("`entropy_coeff`", "`entropy_coeff`", "0.0 | 0.01"),
-    Option(
-        "`clip_rewards`: True or a number",
-        "`clip_raw_rewards`: `sign` or a number. The builders of `polopt.rllib` take RLlib's name",
-        "None | None",
-    ),
-    Option("`use_kl_loss`", "`kl_coeff`. 0 turns the KL loss off", "True | 0.0"),
-    Option("`kl_coeff`, `kl_target`", "`kl_coeff`, `kl_target`", "0.2 and 0.01 | 0.0 and 0.01"),
-    Option(
-        "`normalize_actions`",
-        "`normalize_actions`, which maps each dimension with two finite bounds. RLlib maps either "
-        "all dimensions or no dimension",
-        "True | True",
-    ),
-    Option(
-        "`clip_actions`",
-        "`clip_actions`, which clips actions to the bounds. Dimensions that `normalize_actions` "
-        "maps are always clipped",
-        "False | True",
-    ),
-    Option("`grad_clip`", "`grad_clip`, which clips the global norm", "None | 0.5"),
-    Option(
-        "`evaluation_interval`, `evaluation_duration`",
-        "`evaluation_interval`, in iterations, and `evaluation_duration`, in episodes",
-        "None and 10 | None and 10",
-    ),
-    Option(
-        "`evaluation_num_env_runners`",
-        "`evaluation_num_workers`. RLlib's name is also accepted",
-        "0 | 0",
-    ),
-    Option(
-        "`evaluation_parallel_to_training`",
-        "`evaluation_num_workers`: with 1 or more, evaluation always runs in parallel to training",
-        "False | 0 workers, so not in parallel",
-    ),
-    Option(
-        '`evaluation_config={"explore": False, "env_config": {...}}`',
-        "`evaluation_config`, with `env`, `env_config`, options of sampling, and `explore`, which "
-        "is False by default. See [docs/train.md](train.md#evaluation-while-training)",
-        "explores | does not explore",
-    ),
-    Option(
-        "`callbacks(...)`",
-        "`callbacks`. The [methods and arguments](results.md#callbacks) differ from RLlib's. "
-        "`polopt.rllib` calls RLlib's methods with RLlib's arguments",
-    ),
-    Option(
-        "`min_sample_timesteps_per_iteration`",
-        "`min_sample_timesteps_per_iteration`. 0 means that each iteration is one step of the "
-        "optimizer, and is the default of `PPOConfig` and `DDPPOConfig` of `polopt.rllib`",
-        "0 | 4000",
-    ),
-    Option("`num_gpus_per_learner`", "`num_gpus`. RLlib's name is also accepted", "0 | 0"),
-    Option(
-        "`gym_env_vectorize_mode`",
-        "`vectorization_mode`. RLlib's name is also accepted",
-        "`sync` | None, which means the environment's own vector implementation or else `sync`",
-    ),
-    Option("`horizon` (RLlib 0.8)", "`max_frames_per_traj`", "None | None"),
-    Option("`sample_timeout_s`", "`worker_timeout_s`", "60 | 60"),
-    Option(
-        "`max_num_env_runner_restarts`, which limits all restarts together",
-        "`max_consecutive_failures`, which limits failures without a success in between",
-        "1000 | 10",
-    ),
-    Option(
-        "`DefaultModelConfig(fcnet_hiddens, ...)`",
-        "`model`: `fcnet_hiddens`, `fcnet_activation`, `conv_filters`, `vf_share_layers`",
-        "(256, 256) | (64, 64)",
-    ),
-    Option(
-        "`head_fcnet_hiddens`",
-        "`model`: `post_fcnet_hiddens`, the layers after the convolutions",
-        "() | None",
-    ),
-    Option(
-        "`use_lstm`, `lstm_cell_size`",
-        "the same keys of `model`. See [docs/memory.md](memory.md)",
-        "False and 256 | False and 256",
-    ),
-    Option(
-        "`max_seq_len`",
-        "polopt has no such option: a sequence is a fragment of `rollout_fragment_length` steps",
-        "20 | 128",
-    ),
-    Option(
-        "`custom_model`, `custom_model_config` of the old API stack",
-        "the same keys of `model`, or `custom` and `custom_options`. The class is a "
-        "`torch.nn.Module` with the [arguments](networks.md#a-network-of-your-own) that polopt "
-        "passes. `polopt.rllib` also takes a `TorchModelV2`",
-    ),
-    Option(
-        "`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask",
-        "the same observation space. polopt applies the mask itself. See "
-        "[docs/networks.md](networks.md#action-masks)",
-    ),
-    Option(
-        "`policies`: names, or a dict from names to `PolicySpec`",
-        "`policies`: names, or a dict from names to the options that differ from those of the run. "
-        "The spaces are those of the environment",
-        "`default_policy` | None, which means one policy for all agents with the same spaces",
-    ),
-    Option(
-        "`policy_mapping_fn`",
-        "`policy_mapping_fn`, a function with any of the arguments `agent_id`, `episode`, `worker` "
-        "and `rng`, or a dict of patterns",
-        "maps to `default_policy` | None",
-    ),
-    Option(
-        "`policies_to_train`",
-        "`policies_to_train`, a list of names. A function is not possible",
-        "None | None",
-    ),
-    Option(
-        "`count_steps_by`",
-        "`count_steps_by`. It decides what `train_batch_size` counts",
-        "`env_steps` | `env_steps`",
-    ),
-    Option(
-        "`MultiRLModuleSpec`, `algorithm_config_overrides_per_module`",
-        '`policies={"prey": {"model": {...}, "lr": 1e-3}}`. `polopt.rllib` accepts RLlib\'s names',
-    ),
+RLLIB = _table(
+    """
+`num_env_runners`, `num_envs_per_env_runner` :: `num_workers`, `num_envs_per_worker`. RLlib's
+    names are also accepted :: 2 and 1 | 2 and 8
+`rollout_fragment_length` :: `rollout_fragment_length`, a number :: `"auto"` | 128
+`train_batch_size_per_learner` :: `train_batch_size`. RLlib's name is also accepted. None means
+    one fragment of each worker :: 4000 | None
+`lr` :: `lr`, a number or a schedule `[[steps, value], ...]` :: 5e-5 | 1e-3
+`gamma` :: `gamma` :: 0.99 | 0.99
+`use_critic` of A2C, A3C, PPO and PG :: `use_critic`. With False, `use_gae` has no effect :: True |
+    True
+`lambda_` :: `lambda`. The name `lambda_` is also accepted :: 1.0 | 0.95
+`minibatch_size`, `num_epochs` :: `sgd_minibatch_size`, `num_sgd_iter`. RLlib's names are also
+    accepted :: 128 and 30 | 128 and 10
+`clip_param` :: `clip_param` :: 0.3 | 0.2
+`vf_loss_coeff`, which multiplies the mean squared error, but in IMPALA and APPO half of this
+    error :: `vf_loss_coeff`. The same as in RLlib for PPO, IMPALA and APPO. For A2C and A3C, it
+    multiplies half the mean squared error :: 1.0 | 0.25
+`vf_clip_param`, at which the squared error is clipped :: `vf_clip_param`. None means that the
+    error is not clipped :: 10.0 | None
+`entropy_coeff` :: `entropy_coeff` :: 0.0 | 0.01
+`clip_rewards`: True or a number :: `clip_raw_rewards`: `sign` or a number. The builders of
+    `polopt.rllib` take RLlib's name :: None | None
+`use_kl_loss` :: `kl_coeff`. 0 turns the KL loss off :: True | 0.0
+`kl_coeff`, `kl_target` :: `kl_coeff`, `kl_target` :: 0.2 and 0.01 | 0.0 and 0.01
+`normalize_actions` :: `normalize_actions`, which maps each dimension with two finite bounds.
+    RLlib maps either all dimensions or no dimension :: True | True
+`clip_actions` :: `clip_actions`, which clips actions to the bounds. Dimensions that
+    `normalize_actions` maps are always clipped :: False | True
+`grad_clip` :: `grad_clip`, which clips the global norm :: None | 0.5
+`evaluation_interval`, `evaluation_duration` :: `evaluation_interval`, in iterations, and
+    `evaluation_duration`, in episodes :: None and 10 | None and 10
+`evaluation_num_env_runners` :: `evaluation_num_workers`. RLlib's name is also accepted :: 0 | 0
+`evaluation_parallel_to_training` :: `evaluation_num_workers`: with 1 or more, evaluation always
+    runs in parallel to training :: False | 0 workers, so not in parallel
+`evaluation_config={"explore": False, "env_config": {...}}` :: `evaluation_config`, with `env`,
+    `env_config`, options of sampling, and `explore`, which is False by default. See
+    [docs/train.md](train.md#evaluation-while-training) :: explores | does not explore
+`callbacks(...)` :: `callbacks`. The [methods and arguments](results.md#callbacks) differ from
+    RLlib's. `polopt.rllib` calls RLlib's methods with RLlib's arguments
+`min_sample_timesteps_per_iteration` :: `min_sample_timesteps_per_iteration`. 0 means that each
+    iteration is one step of the optimizer, and is the default of `PPOConfig` and `DDPPOConfig` of
+    `polopt.rllib` :: 0 | 4000
+`num_gpus_per_learner` :: `num_gpus`. RLlib's name is also accepted :: 0 | 0
+`gym_env_vectorize_mode` :: `vectorization_mode`. RLlib's name is also accepted :: `sync` | None,
+    which means the environment's own vector implementation or else `sync`
+`horizon` (RLlib 0.8) :: `max_frames_per_traj` :: None | None
+`sample_timeout_s` :: `worker_timeout_s` :: 60 | 60
+`max_num_env_runner_restarts`, which limits all restarts together :: `max_consecutive_failures`,
+    which limits failures without a success in between :: 1000 | 10
+`DefaultModelConfig(fcnet_hiddens, ...)` :: `model`: `fcnet_hiddens`, `fcnet_activation`,
+    `conv_filters`, `vf_share_layers` :: (256, 256) | (64, 64)
+`head_fcnet_hiddens` :: `model`: `post_fcnet_hiddens`, the layers after the convolutions :: () |
+    None
+`use_lstm`, `lstm_cell_size` :: the same keys of `model`. See [docs/memory.md](memory.md) :: False
+    and 256 | False and 256
+`max_seq_len` :: polopt has no such option: a sequence is a fragment of `rollout_fragment_length`
+    steps :: 20 | 128
+`custom_model`, `custom_model_config` of the old API stack :: the same keys of `model`, or
+    `custom` and `custom_options`. The class is a `torch.nn.Module` with the
+    [arguments](networks.md#a-network-of-your-own) that polopt passes. `polopt.rllib` also takes a
+    `TorchModelV2`
+`Dict` with `action_mask` and `observations`, and an `RLModule` that applies the mask :: the same
+    observation space. polopt applies the mask itself. See
+    [docs/networks.md](networks.md#action-masks)
+`policies`: names, or a dict from names to `PolicySpec` :: `policies`: names, or a dict from names
+    to the options that differ from those of the run. The spaces are those of the environment ::
+    `default_policy` | None, which means one policy for all agents with the same spaces
+`policy_mapping_fn` :: `policy_mapping_fn`, a function with any of the arguments `agent_id`,
+    `episode`, `worker` and `rng`, or a dict of patterns :: maps to `default_policy` | None
+`policies_to_train` :: `policies_to_train`, a list of names. A function is not possible :: None |
+    None
+`count_steps_by` :: `count_steps_by`. It decides what `train_batch_size` counts :: `env_steps` |
+    `env_steps`
+`MultiRLModuleSpec`, `algorithm_config_overrides_per_module` :: `policies={"prey": {"model":
+    {...}, "lr": 1e-3}}`. `polopt.rllib` accepts RLlib's names
+"""
 )
 
 #: Options of RLlib's DQN and SAC.
-RLLIB_REPLAY = (
-    Option(
-        "`replay_buffer_config`: `capacity`, `alpha`, `beta`",
-        "`buffer_size`, `prioritized_replay_alpha` and `prioritized_replay_beta`. RLlib's beta is "
-        "constant, so set `final_prioritized_replay_beta` to the same value. If the type of "
-        "RLlib's buffer contains `Prioritized`, set `prioritized_replay=True`. `DQNConfig` and "
-        "`SACConfig` of `polopt.rllib` accept the dict",
-        "50000, 0.6 and 0.4, prioritized | 50000, 0.6 and 0.4, not prioritized",
-    ),
-    Option(
-        "`num_steps_sampled_before_learning_starts`",
-        "`learning_starts`, the number of rows that must be in the buffer. RLlib's name is also "
-        "accepted",
-        "1000 | 1000",
-    ),
-    Option(
-        "`train_batch_size_per_learner`",
-        "`train_batch_size`. RLlib's name is also accepted",
-        "32 | 32",
-    ),
-    Option(
-        "`replay_sequence_length`, `replay_burn_in`",
-        "`sequence_length`, `burn_in` of `sync_replay` with `replay_unit`: `sequence`. RLlib's "
-        "names are also accepted",
-        "1 and 0 | None and 0",
-    ),
-    Option(
-        "`training_intensity`. None means one batch after each round of sampling",
-        "`training_intensity`, the number of learned rows per environment step of all workers. The "
-        "builders of `polopt.rllib` compute it for None",
-        "None | 8.0",
-    ),
-    Option(
-        "`n_step`, a number or a range, `double_q`, `dueling`, `td_error_loss_fn`",
-        "the same: `n_step`, `double_q`, `dueling`, `td_error_loss_fn`",
-        "1, True, True and huber | the same",
-    ),
-    Option(
-        "`hiddens`",
-        "`fcnet_hiddens` of `model`, which lists all hidden layers. `DQNConfig` of `polopt.rllib` "
-        "takes `hiddens`",
-        "(256,) | (64, 64)",
-    ),
-    Option(
-        "`epsilon`, or in the old API stack `exploration_config` with `initial_epsilon`, "
-        "`final_epsilon` and `epsilon_timesteps`",
-        "`epsilon` of the policies `dqn` and `pqn`, a number or a schedule `[[steps, value], ...]` "
-        "over the environment steps of all workers",
-        "[[0, 1.0], [10000, 0.05]] | the same",
-    ),
-    Option(
-        "`target_network_update_freq`, in environment steps. 0 means every update",
-        "`target_network_update_timesteps`, in environment steps. polopt's own "
-        "`target_network_update_freq` counts updates, and 1 means every update. `DQNConfig`, "
-        "`SACConfig` and `ApexDQNConfig` of `polopt.rllib` take RLlib's name in environment steps",
-        "500; SAC: 0 | 250 updates; SAC: 1 update",
-    ),
-    Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
-    Option(
-        "SAC: `actor_lr`, `critic_lr`, `alpha_lr`",
-        "`actor_lr`, `critic_lr`, `alpha_lr`. None means the value of `lr`",
-        "3e-5, 3e-4 and 3e-4 | 3e-4 each",
-    ),
-    Option(
-        "SAC: `initial_alpha`, `target_entropy`",
-        "the same: `initial_alpha`, `target_entropy`",
-        "1.0 and auto | 1.0 and auto",
-    ),
-    Option(
-        "SAC: `q_model_config`, `policy_model_config`",
-        "`model`, for the actor and the critics",
-        "(256, 256) with relu | (256, 256) with relu",
-    ),
-    Option(
-        "`store_buffer_in_checkpoints`",
-        "`save_replay_buffer`. RLlib's name is also accepted",
-        "False | False",
-    ),
+RLLIB_REPLAY = _table(
+    """
+`replay_buffer_config`: `capacity`, `alpha`, `beta` :: `buffer_size`, `prioritized_replay_alpha`
+    and `prioritized_replay_beta`. RLlib's beta is constant, so set
+    `final_prioritized_replay_beta` to the same value. If the type of RLlib's buffer contains
+    `Prioritized`, set `prioritized_replay=True`. `DQNConfig` and `SACConfig` of `polopt.rllib`
+    accept the dict :: 50000, 0.6 and 0.4, prioritized | 50000, 0.6 and 0.4, not prioritized
+`num_steps_sampled_before_learning_starts` :: `learning_starts`, the number of rows that must be
+    in the buffer. RLlib's name is also accepted :: 1000 | 1000
+`train_batch_size_per_learner` :: `train_batch_size`. RLlib's name is also accepted :: 32 | 32
+`replay_sequence_length`, `replay_burn_in` :: `sequence_length`, `burn_in` of `sync_replay` with
+    `replay_unit`: `sequence`. RLlib's names are also accepted :: 1 and 0 | None and 0
+`training_intensity`. None means one batch after each round of sampling :: `training_intensity`,
+    the number of learned rows per environment step of all workers. The builders of `polopt.rllib`
+    compute it for None :: None | 8.0
+`n_step`, a number or a range, `double_q`, `dueling`, `td_error_loss_fn` :: the same: `n_step`,
+    `double_q`, `dueling`, `td_error_loss_fn` :: 1, True, True and huber | the same
+`hiddens` :: `fcnet_hiddens` of `model`, which lists all hidden layers. `DQNConfig` of
+    `polopt.rllib` takes `hiddens` :: (256,) | (64, 64)
+`epsilon`, or in the old API stack `exploration_config` with `initial_epsilon`, `final_epsilon`
+    and `epsilon_timesteps` :: `epsilon` of the policies `dqn` and `pqn`, a number or a schedule
+    `[[steps, value], ...]` over the environment steps of all workers :: [[0, 1.0], [10000, 0.05]]
+    | the same
+`target_network_update_freq`, in environment steps. 0 means every update ::
+    `target_network_update_timesteps`, in environment steps. polopt's own
+    `target_network_update_freq` counts updates, and 1 means every update. `DQNConfig`,
+    `SACConfig` and `ApexDQNConfig` of `polopt.rllib` take RLlib's name in environment steps ::
+    500; SAC: 0 | 250 updates; SAC: 1 update
+`tau` :: `tau` :: 1.0; SAC: 0.005 | 1.0; SAC: 0.005
+SAC: `actor_lr`, `critic_lr`, `alpha_lr` :: `actor_lr`, `critic_lr`, `alpha_lr`. None means the
+    value of `lr` :: 3e-5, 3e-4 and 3e-4 | 3e-4 each
+SAC: `initial_alpha`, `target_entropy` :: the same: `initial_alpha`, `target_entropy` :: 1.0 and
+    auto | 1.0 and auto
+SAC: `q_model_config`, `policy_model_config` :: `model`, for the actor and the critics :: (256,
+    256) with relu | (256, 256) with relu
+`store_buffer_in_checkpoints` :: `save_replay_buffer`. RLlib's name is also accepted :: False |
+    False
+"""
 )
 
 _NO_OFFLINE = "polopt has no offline data"
@@ -311,12 +196,12 @@ _OWN_NETWORK = "use a network of your own: `model` with `custom`"
 RLLIB_FIXED = (
     Fixed(
         {"framework": "torch", "use_pytorch": True, "use_torch": True, "eager": False}
-        | {"eager_tracing": (True, False), "eager_max_retraces": (), "tf_session_args": ()}
-        | {"local_tf_session_args": (), "enable_tf1_exec_eagerly": False},
+        | {"eager_tracing": (True, False), "eager_max_retraces": (), "tf_session_args": {}}
+        | {"local_tf_session_args": {}, "enable_tf1_exec_eagerly": False},
         "polopt uses PyTorch",
     ),
     Fixed(
-        {"explore": True, "exploration_config": ({}, {"type": "StochasticSampling"})},
+        {"explore": (True, None), "exploration_config": ({}, {"type": "StochasticSampling"})},
         'training always explores. For evaluation, use `evaluation_config={"explore": ...}`',
     ),
     Fixed(
@@ -527,13 +412,13 @@ RLLIB_FIXED = (
         '`vectorization_mode="async"` runs each environment in its own process',
     ),
     Fixed(
-        {"render_env": False, "monitor": False, "record_env": False},
+        {"render_env": (False, None), "monitor": False, "record_env": (False, None)},
         "`polopt evaluate CHECKPOINT --video DIR`",
     ),
     Fixed(
         {"observation_space": None, "action_space": None, "action_mask_key": "action_mask"}
         | {"auto_wrap_old_gym_envs": (), "_is_atari": None}
-        | {"preprocessor_pref": None, "_disable_preprocessor_api": (True, False)}
+        | {"preprocessor_pref": (None, "rllib"), "_disable_preprocessor_api": (True, False)}
         | {"_disable_action_flattening": (True, False)},
         f"polopt uses the environment's spaces. To change the spaces, {_WRAP}, for example with "
         "`gymnasium.wrappers.AtariPreprocessing`",
@@ -571,7 +456,7 @@ RLLIB_FIXED = (
         "`min_sample_timesteps_per_iteration` or `min_time_s_per_iteration`",
     ),
     Fixed(
-        {"metrics_num_episodes_for_smoothing": 100, "metrics_smoothing_episodes": 100}
+        {"metrics_num_episodes_for_smoothing": 100, "metrics_smoothing_episodes": (100, None)}
         | {"metrics_episode_collection_timeout_s": (), "collect_metrics_timeout": ()}
         | {"keep_per_episode_custom_metrics": False, "stats_cls_lookup": ()}
         | {"log_sys_usage": (True, False), "sampler_perf_stats_ema_coef": None, "log_level": "WARN"}
@@ -614,11 +499,21 @@ RLLIB_FIXED = (
     ),
 )
 
-#: Options of RLlib that change the speed, the reports or the failure handling of a run, but not
-#: what it learns. If a value is not accepted, the builders of `polopt.rllib` log a warning and
+#: Options of RLlib that the builders of `polopt.rllib` ignore without a word.
+RLLIB_SILENT = frozenset((
+    "_disable_execution_plan_api", "_enable_learner_api", "_enable_rl_module_api",
+    "_tf_policy_handles_more_than_one_loss", "_use_trajectory_view_api", "collect_metrics_timeout",
+    "use_exec_api", "use_state_preprocessor", "uses_new_env_runners",
+))  # fmt: skip
+#: Options of RLlib that change nothing or little of what a run learns, for example its speed, its
+#: reports or its failure handling. If a value is not accepted, the builders log a warning and
 #: ignore the option.
 # fmt: off
 RLLIB_IGNORED = frozenset((
+    "action_space", "batch_mode", "eager", "eager_max_retraces", "eager_tracing", "explore",
+    "framework", "local_tf_session_args", "metrics_smoothing_episodes", "monitor",
+    "no_done_at_end", "no_eager_on_workers", "observation_space", "preprocessor_pref",
+    "record_env", "render_env", "sample_collector", "straggler_mitigation", "tf_session_args",
     "_evaluation_parallel_to_training_wo_thread", "_fake_gpus",
     "_run_training_always_in_thread", "_use_msgpack_checkpoints", "_validate_config",
     "always_attach_evaluation_results", "auto_wrap_old_gym_envs",
@@ -740,337 +635,187 @@ _STOP = (
     "`trainer.train()`"
 )
 
-STABLE_BASELINES3 = (
-    Option(
-        "`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy`",
-        "polopt has no such option: the preset is the algorithm, and `model` and the observation "
-        "space determine the network. For `MlpPolicy` on images: `conv_filters=[]` of `model`",
-    ),
-    Option(
-        "`n_envs` of `make_vec_env`",
-        "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "1 | 8 times 2",
-    ),
-    Option("`n_steps`", "`rollout_fragment_length`", "2048 | 128"),
-    Option(
-        "`batch_size`",
-        "`sgd_minibatch_size`. For DQN, SAC and TD3: `train_batch_size`",
-        "64 | 128",
-    ),
-    Option("`n_epochs`", "`num_sgd_iter`", "10 | 10"),
-    Option(
-        "`learning_rate`, a number or a function of the remaining share of the run",
-        "`lr`, a number or `[[steps, value], ...]`",
-        "3e-4 | 1e-3",
-    ),
-    Option("`gamma`", "`gamma`", "0.99 | 0.99"),
-    Option("`gae_lambda`", "`lambda`", "0.95 | 0.95"),
-    Option("`clip_range`", "`clip_param`", "0.2 | 0.2"),
-    Option("`clip_range_vf`", "`vf_clip_range`", "None | None"),
-    Option("`ent_coef`", "`entropy_coeff`", "0.0 | 0.01"),
-    Option(
-        "`vf_coef`, which multiplies the mean squared error",
-        "`vf_loss_coeff`. In A2C, it multiplies half the mean squared error, so double the number",
-        "0.5 | 0.25",
-    ),
-    Option("`max_grad_norm`", "`grad_clip`", "0.5 | 0.5"),
-    Option(
-        "`normalize_advantage`, within each minibatch",
-        "`standardize_advantages`, within the whole batch",
-        "True | True",
-    ),
-    Option(
-        "`target_kl`: learning stops within an epoch, when the KL of a minibatch exceeds 1.5 times "
-        "the number",
-        "`kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the "
-        "number",
-        "None | None",
-    ),
-    Option("`total_timesteps` of `learn`", _STOP),
-    Option(
-        "`reset_num_timesteps` of `learn`",
-        "polopt has no such option: after `trainer.restore(path)`, the counts continue",
-    ),
-    Option("`policy_kwargs`", "`model`"),
-    Option(
-        "`net_arch`, a list or `dict(pi=[...], vf=[...])` with the same layers",
-        "`fcnet_hiddens` of `model`. For different layers, write a "
-        "[network](networks.md#a-network-of-your-own)",
-        "(64, 64) | (64, 64)",
-    ),
-    Option("`activation_fn`", "`fcnet_activation` of `model`", "`Tanh` | `tanh`"),
-    Option("`log_std_init`", "`initial_log_std` of `model`", "0.0 | 0.0"),
-    Option("`squash_output`", "`squash_actions` of `model`", "False | False"),
-    Option(
-        "`share_features_extractor`",
-        "`vf_share_layers` of `model`",
-        "True | None, which means True for images and otherwise False",
-    ),
-    Option(
-        "`features_extractor_class`, `features_extractor_kwargs`",
-        "`custom` and `custom_options` of `model`, which replace the [whole "
-        "network](networks.md#a-features-extractor-of-stable-baselines3)",
-    ),
-    Option(
-        "`ortho_init`",
-        "polopt has no such option: the weights of built-in networks are orthogonal. A `custom` "
-        "network [initialises itself](networks.md#a-features-extractor-of-stable-baselines3)",
-        "True | True for built-in networks",
-    ),
-    Option(
-        "`optimizer_class`, `optimizer_kwargs`",
-        "`torch_optimizer`, with `adam_epsilon`, `rmsprop_alpha` and `rmsprop_epsilon`",
-        "`Adam` | `adam`",
-    ),
-    Option(
-        "`normalize_images`",
-        "polopt has no such option: uint8 images are always scaled to [0, 1]",
-        "True | always True",
-    ),
-    Option(
-        "`n_lstm_layers`, `shared_lstm`, `enable_critic_lstm`",
-        "polopt has no such option: `use_lstm` of `model` adds one LSTM layer between hidden "
-        "layers and heads",
-        "1, False and True |",
-    ),
-    Option("`lstm_hidden_size`", "`use_lstm` and `lstm_cell_size` of `model`", "256 | 256"),
-    Option(
-        "`VecNormalize`: `norm_obs`, `clip_obs`",
-        "`normalize_observations`, `clip_observations`",
-        "True and 10.0 | False and 10.0",
-    ),
-    Option(
-        "`VecNormalize`: `norm_reward`, `clip_reward`",
-        "`normalize_rewards`, `clip_rewards`. Instead of the `gamma` of `VecNormalize`, polopt "
-        "uses the policy's `gamma`. See [docs/normalization.md](normalization.md)",
-        "True and 10.0 | False and 10.0",
-    ),
-    Option(
-        "`MaskablePPO`: `action_masks()` of the environment",
-        "the key `action_mask` of the `Dict` observation, which is True or 1 for allowed actions. "
-        "`predict` reads the mask from the observation. A "
-        "[wrapper](migration.md#masks-checkpoints-and-episodes) puts it there",
-    ),
-    Option("`seed`", "`seed`"),
-    Option("`device`", "`num_gpus`: 1 for `cuda`, 0 for `cpu`", "`auto` | 0"),
-    Option(
-        "`use_sde`, `sde_sample_freq`, `use_expln`, `full_std`",
-        "polopt has no gSDE",
-        "False |",
-    ),
-    Option(
-        "`rollout_buffer_class`, `rollout_buffer_kwargs`",
-        "polopt has no such option: use `postprocess` of a [policy of your own](write-a-policy.md)",
-    ),
-    Option("`tensorboard_log`, `tb_log_name`, `log_interval`, `verbose`, `progress_bar`", _LOGS),
-    Option(
-        "`stats_window_size`",
-        "polopt has no such option: mean returns are always over the last 100 episodes",
-        "100 | always 100",
-    ),
-    Option("`env_kwargs` of `make_vec_env`", "`env_config`", "{} | {}"),
-    Option(
-        "`vec_env_cls`, `vec_env_kwargs` of `make_vec_env`",
-        '`num_workers`, and within a worker `vectorization_mode`: `"sync"` or `"async"`',
-    ),
-    Option(
-        "`wrapper_class`, `wrapper_kwargs`, `monitor_dir`, `monitor_kwargs`",
-        "`env`: a function that makes and wraps the environment. A `Monitor` is not needed",
-    ),
-    Option("A2C: `rms_prop_eps`", "`rmsprop_epsilon`", "1e-5 | 1e-5"),
-    Option("A2C: `use_rms_prop`", '`torch_optimizer="rmsprop"`', "True | `adam`"),
-    Option(
-        "A2C: `n_steps`, `learning_rate`",
-        "`rollout_fragment_length`, `lr`",
-        "5 and 7e-4 | 20 and 1e-3",
-    ),
-    Option(
-        "`EvalCallback`: `eval_freq`, in steps of the vector environment",
-        "`evaluation_interval`, in iterations",
-        "10000 | None",
-    ),
-    Option("`eval_env`", "`env` and `env_config` of `evaluation_config`"),
-    Option(
-        "`log_path` of `EvalCallback`",
-        "polopt has no such option: the results contain the returns of evaluation",
-    ),
-    Option(
-        "`deterministic` of `EvalCallback`",
-        "`explore` of `evaluation_config`, which is the opposite",
-        "True | False",
-    ),
-    Option("`n_eval_episodes`", "`evaluation_duration`", "5 | 10"),
-    Option(
-        "`best_model_save_path`",
-        "if `evaluation_interval` is set, the folder `best_checkpoint` of the run holds the best "
-        "policy",
-    ),
-    Option(
-        "`predict(deterministic)`, `evaluate_policy(deterministic)`",
-        "`predict(deterministic)`, and `polopt evaluate`, which is deterministic without "
-        "`--stochastic`",
-        "False and True | True and True",
-    ),
-    Option(
-        "`RecurrentPPO`: `predict(obs, state, episode_start)`",
-        "`predict(obs, state)`. When an episode begins, set the row of its environment in `state` "
-        "to 0",
-    ),
-    Option(
-        "`CheckpointCallback`: `save_freq`",
-        "`checkpoint_frequency` of `tune.CheckpointConfig`, in iterations, or `trainer.save()` in "
-        "the loop",
-    ),
-    Option(
-        "`StopTrainingOnRewardThreshold`, `StopTrainingOnMaxEpisodes`",
-        "`stop` of `polopt train` or Tune: `env_runners/episode_return_mean`, "
-        "`env_runners/num_episodes_lifetime`, or a condition in the loop",
-    ),
-    Option(
-        "`StopTrainingOnNoModelImprovement`",
-        "a condition in the loop, or `ExperimentPlateauStopper` of Tune",
-    ),
-    Option(
-        "`PPO.load(path, env=env)`, then `learn`",
-        "`polopt.SyncPPO.from_checkpoint(path)`, then `train()`. Schedules continue at the saved "
-        "number of steps",
-    ),
-    Option(
-        "`Monitor`: `filename`, `load_results`, `ts2xy`",
-        "`log_dir` writes `progress.csv` with one row for each iteration. For one row for each "
-        "episode, write [`on_episode_end`](migration.md#masks-checkpoints-and-episodes)",
-    ),
-    Option(
-        "`model.q_net(obs)`, `policy.obs_to_tensor`",
-        "`trainer.get_policy().action_params(obs)`, which are the Q-values `[B, n]` of DQN",
-    ),
-    Option(
-        "`callback`: `_on_step`, `_on_rollout_end`",
-        "`callbacks`: `on_episode_step`, `on_sample_end`, `on_train_result`",
-    ),
+STABLE_BASELINES3 = _table(
+    """
+`MlpPolicy`, `CnnPolicy`, `MultiInputPolicy`, `MlpLstmPolicy`, `CnnLstmPolicy` :: polopt has no
+    such option: the preset is the algorithm, and `model` and the observation space determine the
+    network. For `MlpPolicy` on images: `conv_filters=[]` of `model`
+`n_envs` of `make_vec_env` :: `num_envs_per_worker`, times `num_workers` if `num_workers` is not 0
+    :: 1 | 8 times 2
+`n_steps` :: `rollout_fragment_length` :: 2048 | 128
+`batch_size` :: `sgd_minibatch_size`. For DQN, SAC and TD3: `train_batch_size` :: 64 | 128
+`n_epochs` :: `num_sgd_iter` :: 10 | 10
+`learning_rate`, a number or a function of the remaining share of the run :: `lr`, a number or
+    `[[steps, value], ...]` :: 3e-4 | 1e-3
+`gamma` :: `gamma` :: 0.99 | 0.99
+`gae_lambda` :: `lambda` :: 0.95 | 0.95
+`clip_range` :: `clip_param` :: 0.2 | 0.2
+`clip_range_vf` :: `vf_clip_range` :: None | None
+`ent_coef` :: `entropy_coeff` :: 0.0 | 0.01
+`vf_coef`, which multiplies the mean squared error :: `vf_loss_coeff`. In A2C, it multiplies half
+    the mean squared error, so double the number :: 0.5 | 0.25
+`max_grad_norm` :: `grad_clip` :: 0.5 | 0.5
+`normalize_advantage`, within each minibatch :: `standardize_advantages`, within the whole batch
+    :: True | True
+`target_kl`: learning stops within an epoch, when the KL of a minibatch exceeds 1.5 times the
+    number :: `kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the
+    number :: None | None
+`total_timesteps` of `learn` :: `stop.num_env_steps_sampled_lifetime` of `polopt train`, Tune's
+    `stop`, or a loop over `trainer.train()`
+`reset_num_timesteps` of `learn` :: polopt has no such option: after `trainer.restore(path)`, the
+    counts continue
+`policy_kwargs` :: `model`
+`net_arch`, a list or `dict(pi=[...], vf=[...])` with the same layers :: `fcnet_hiddens` of
+    `model`. For different layers, write a [network](networks.md#a-network-of-your-own) :: (64,
+    64) | (64, 64)
+`activation_fn` :: `fcnet_activation` of `model` :: `Tanh` | `tanh`
+`log_std_init` :: `initial_log_std` of `model` :: 0.0 | 0.0
+`squash_output` :: `squash_actions` of `model` :: False | False
+`share_features_extractor` :: `vf_share_layers` of `model` :: True | None, which means True for
+    images and otherwise False
+`features_extractor_class`, `features_extractor_kwargs` :: `custom` and `custom_options` of
+    `model`, which replace the [whole
+    network](networks.md#a-features-extractor-of-stable-baselines3)
+`ortho_init` :: polopt has no such option: the weights of built-in networks are orthogonal. A
+    `custom` network [initialises itself](networks.md#a-features-extractor-of-stable-baselines3)
+    :: True | True for built-in networks
+`optimizer_class`, `optimizer_kwargs` :: `torch_optimizer`, with `adam_epsilon`, `rmsprop_alpha`
+    and `rmsprop_epsilon` :: `Adam` | `adam`
+`normalize_images` :: polopt has no such option: uint8 images are always scaled to [0, 1] :: True
+    | always True
+`n_lstm_layers`, `shared_lstm`, `enable_critic_lstm` :: polopt has no such option: `use_lstm` of
+    `model` adds one LSTM layer between hidden layers and heads :: 1, False and True |
+`lstm_hidden_size` :: `use_lstm` and `lstm_cell_size` of `model` :: 256 | 256
+`VecNormalize`: `norm_obs`, `clip_obs` :: `normalize_observations`, `clip_observations` :: True
+    and 10.0 | False and 10.0
+`VecNormalize`: `norm_reward`, `clip_reward` :: `normalize_rewards`, `clip_rewards`. Instead of
+    the `gamma` of `VecNormalize`, polopt uses the policy's `gamma`. See
+    [docs/normalization.md](normalization.md) :: True and 10.0 | False and 10.0
+`MaskablePPO`: `action_masks()` of the environment :: the key `action_mask` of the `Dict`
+    observation, which is True or 1 for allowed actions. `predict` reads the mask from the
+    observation. A [wrapper](migration.md#masks-checkpoints-and-episodes) puts it there
+`seed` :: `seed`
+`device` :: `num_gpus`: 1 for `cuda`, 0 for `cpu` :: `auto` | 0
+`use_sde`, `sde_sample_freq`, `use_expln`, `full_std` :: polopt has no gSDE :: False |
+`rollout_buffer_class`, `rollout_buffer_kwargs` :: polopt has no such option: use `postprocess` of
+    a [policy of your own](write-a-policy.md)
+`tensorboard_log`, `tb_log_name`, `log_interval`, `verbose`, `progress_bar` :: Tune's loggers and
+    `polopt dashboard`
+`stats_window_size` :: polopt has no such option: mean returns are always over the last 100
+    episodes :: 100 | always 100
+`env_kwargs` of `make_vec_env` :: `env_config` :: {} | {}
+`vec_env_cls`, `vec_env_kwargs` of `make_vec_env` :: `num_workers`, and within a worker
+    `vectorization_mode`: `"sync"` or `"async"`
+`wrapper_class`, `wrapper_kwargs`, `monitor_dir`, `monitor_kwargs` :: `env`: a function that makes
+    and wraps the environment. A `Monitor` is not needed
+A2C: `rms_prop_eps` :: `rmsprop_epsilon` :: 1e-5 | 1e-5
+A2C: `use_rms_prop` :: `torch_optimizer="rmsprop"` :: True | `adam`
+A2C: `n_steps`, `learning_rate` :: `rollout_fragment_length`, `lr` :: 5 and 7e-4 | 20 and 1e-3
+`EvalCallback`: `eval_freq`, in steps of the vector environment :: `evaluation_interval`, in
+    iterations :: 10000 | None
+`eval_env` :: `env` and `env_config` of `evaluation_config`
+`log_path` of `EvalCallback` :: polopt has no such option: the results contain the returns of
+    evaluation
+`deterministic` of `EvalCallback` :: `explore` of `evaluation_config`, which is the opposite ::
+    True | False
+`n_eval_episodes` :: `evaluation_duration` :: 5 | 10
+`best_model_save_path` :: if `evaluation_interval` is set, the folder `best_checkpoint` of the run
+    holds the best policy
+`predict(deterministic)`, `evaluate_policy(deterministic)` :: `predict(deterministic)`, and
+    `polopt evaluate`, which is deterministic without `--stochastic` :: False and True | True and
+    True
+`RecurrentPPO`: `predict(obs, state, episode_start)` :: `predict(obs, state)`. When an episode
+    begins, set the row of its environment in `state` to 0
+`CheckpointCallback`: `save_freq` :: `checkpoint_frequency` of `tune.CheckpointConfig`, in
+    iterations, or `trainer.save()` in the loop
+`StopTrainingOnRewardThreshold`, `StopTrainingOnMaxEpisodes` :: `stop` of `polopt train` or Tune:
+    `env_runners/episode_return_mean`, `env_runners/num_episodes_lifetime`, or a condition in the
+    loop
+`StopTrainingOnNoModelImprovement` :: a condition in the loop, or `ExperimentPlateauStopper` of
+    Tune
+`PPO.load(path, env=env)`, then `learn` :: `polopt.SyncPPO.from_checkpoint(path)`, then `train()`.
+    Schedules continue at the saved number of steps
+`Monitor`: `filename`, `load_results`, `ts2xy` :: `log_dir` writes `progress.csv` with one row for
+    each iteration. For one row for each episode, write
+    [`on_episode_end`](migration.md#masks-checkpoints-and-episodes)
+`model.q_net(obs)`, `policy.obs_to_tensor` :: `trainer.get_policy().action_params(obs)`, which are
+    the Q-values `[B, n]` of DQN
+`callback`: `_on_step`, `_on_rollout_end` :: `callbacks`: `on_episode_step`, `on_sample_end`,
+    `on_train_result`
+"""
 )
 
 #: Options of Stable-Baselines3's DQN, SAC and TD3.
-STABLE_BASELINES3_REPLAY = (
-    Option("`buffer_size`", "`buffer_size`", "1e6; SAC: 1e6 | 50000; SAC: 1e6"),
-    Option(
-        "`learning_starts`, with random actions until then",
-        "`learning_starts`, and `random_timesteps` for the random actions",
-        "100 | 1000",
-    ),
-    Option(
-        "`train_freq`, `gradient_steps`",
-        "`training_intensity`, the number of learned rows per environment step: "
-        "`gradient_steps * batch_size / (train_freq * n_envs)`",
-        "4 and 1, an intensity of 8.0; SAC: 256.0 | 8.0; SAC: 256.0",
-    ),
-    Option("`tau`", "`tau`", "1.0; SAC: 0.005 | 1.0; SAC: 0.005"),
-    Option(
-        "`target_update_interval`, in environment steps. SAC: in updates",
-        "`target_network_update_timesteps`. SAC: `target_network_update_freq`",
-        "10000; SAC: 1 | 250; SAC: 1",
-    ),
-    Option(
-        "`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps`",
-        "`epsilon`, a schedule `[[0, 1.0], [steps, 0.05]]`, where steps is the exploration "
-        "fraction times all environment steps of the run",
-        "0.1, 1.0 and 0.05 | from 1.0 to 0.05 over 10,000 steps",
-    ),
-    Option(
-        "`ent_coef`: `auto` or a number",
-        "`initial_alpha`. For a fixed number, also set `target_entropy=None`",
-    ),
-    Option("`target_entropy`", "`target_entropy`", "auto | auto"),
-    Option(
-        "`action_noise`: `NormalActionNoise`",
-        "`exploration_noise` of the policy `td3`, a standard deviation",
-        "None | 0.1",
-    ),
-    Option(
-        "`policy_delay`, `target_policy_noise`, `target_noise_clip`",
-        "`policy_delay`, `target_noise`, `target_noise_clip`",
-        "2, 0.2 and 0.5 | 2, 0.2 and 0.5",
-    ),
-    Option("`n_steps` of DQN, SAC and TD3", "`n_step`", "1 | 1"),
-    Option(
-        "`replay_buffer_class`, `replay_buffer_kwargs`",
-        "polopt has no such option. `prioritized_replay=True` samples by priority",
-    ),
-    Option(
-        "`optimize_memory_usage`",
-        "polopt has no such option: each observation is always stored once, also with time limits "
-        "and n-step returns",
-        "False | always True",
-    ),
-    Option("`use_sde_at_warmup`", "polopt has no gSDE", "False |"),
-    Option(
-        "`model.save_replay_buffer(path)`",
-        "`save_replay_buffer=True`, which saves the buffer in each checkpoint",
-    ),
+STABLE_BASELINES3_REPLAY = _table(
+    """
+`buffer_size` :: `buffer_size` :: 1e6; SAC: 1e6 | 50000; SAC: 1e6
+`learning_starts`, with random actions until then :: `learning_starts`, and `random_timesteps` for
+    the random actions :: 100 | 1000
+`train_freq`, `gradient_steps` :: `training_intensity`, the number of learned rows per environment
+    step: `gradient_steps * batch_size / (train_freq * n_envs)` :: 4 and 1, an intensity of 8.0;
+    SAC: 256.0 | 8.0; SAC: 256.0
+`tau` :: `tau` :: 1.0; SAC: 0.005 | 1.0; SAC: 0.005
+`target_update_interval`, in environment steps. SAC: in updates ::
+    `target_network_update_timesteps`. SAC: `target_network_update_freq` :: 10000; SAC: 1 | 250;
+    SAC: 1
+`exploration_fraction`, `exploration_initial_eps`, `exploration_final_eps` :: `epsilon`, a
+    schedule `[[0, 1.0], [steps, 0.05]]`, where steps is the exploration fraction times all
+    environment steps of the run :: 0.1, 1.0 and 0.05 | from 1.0 to 0.05 over 10,000 steps
+`ent_coef`: `auto` or a number :: `initial_alpha`. For a fixed number, also set
+    `target_entropy=None`
+`target_entropy` :: `target_entropy` :: auto | auto
+`action_noise`: `NormalActionNoise` :: `exploration_noise` of the policy `td3`, a standard
+    deviation :: None | 0.1
+`policy_delay`, `target_policy_noise`, `target_noise_clip` :: `policy_delay`, `target_noise`,
+    `target_noise_clip` :: 2, 0.2 and 0.5 | 2, 0.2 and 0.5
+`n_steps` of DQN, SAC and TD3 :: `n_step` :: 1 | 1
+`replay_buffer_class`, `replay_buffer_kwargs` :: polopt has no such option.
+    `prioritized_replay=True` samples by priority
+`optimize_memory_usage` :: polopt has no such option: each observation is always stored once, also
+    with time limits and n-step returns :: False | always True
+`use_sde_at_warmup` :: polopt has no gSDE :: False |
+`model.save_replay_buffer(path)` :: `save_replay_buffer=True`, which saves the buffer in each
+    checkpoint
+"""
 )
 
-CLEANRL = (
-    Option(
-        "`--num-envs`",
-        "`num_envs_per_worker`, times `num_workers` if `num_workers` is not 0",
-        "4 | 8 times 2",
-    ),
-    Option("`--num-steps`", "`rollout_fragment_length`", "128 | 128"),
-    Option(
-        "`--num-minibatches`, the number of minibatches",
-        "`sgd_minibatch_size`, the number of rows in a minibatch",
-        "4, each of 128 rows | 128",
-    ),
-    Option("`--update-epochs`", "`num_sgd_iter`", "4 | 10"),
-    Option("`--learning-rate`", "`lr`, a number or `[[steps, value], ...]`", "2.5e-4 | 1e-3"),
-    Option(
-        "`--anneal-lr`",
-        "`lr`, a schedule over environment steps: `[[0, 2.5e-4], [steps, 0.0]]`",
-        "True | a constant number",
-    ),
-    Option("`--gamma`", "`gamma`", "0.99 | 0.99"),
-    Option("`--gae-lambda`", "`lambda`", "0.95 | 0.95"),
-    Option("`--clip-coef`", "`clip_param`", "0.2 | 0.2"),
-    Option("`--clip-vloss`", "`vf_clip_range`, a number", "True, so 0.2 (`--clip-coef`) | None"),
-    Option("`--ent-coef`", "`entropy_coeff`", "0.01 | 0.01"),
-    Option(
-        "`--vf-coef`, which multiplies half the mean squared error",
-        "`vf_loss_coeff`, which multiplies the mean squared error, so use half the number",
-        "0.5 | 0.25, which is the same loss",
-    ),
-    Option("`--max-grad-norm`", "`grad_clip`", "0.5 | 0.5"),
-    Option(
-        "`--norm-adv`, within each minibatch",
-        "`standardize_advantages`, within the whole batch",
-        "True | True",
-    ),
-    Option(
-        "`--target-kl`: learning stops after an epoch, when the KL of its last minibatch exceeds "
-        "the number",
-        "`kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the "
-        "number",
-        "None | None",
-    ),
-    Option("`--total-timesteps`, `--num-iterations`", _STOP, "500000 |"),
-    Option("`--env-id`", "`env`", "`CartPole-v1` |"),
-    Option("`--seed`", "`seed`", "1 | None"),
-    Option("`--cuda`", "`num_gpus`: 1 or 0", "True | 0"),
-    Option(
-        "`--torch-deterministic`",
-        "polopt has no such option: with `seed`, synchronous optimizers repeat a run bit for bit, "
-        "as long as no worker fails",
-        "True |",
-    ),
-    Option("`--exp-name`", "`tune.RunConfig(name=...)`. With `polopt train`, the name of the file"),
-    Option(
-        "`--track`, `--wandb-project-name`, `--wandb-entity`",
-        "Tune's `WandbLoggerCallback`. See [docs/monitoring.md](monitoring.md)",
-    ),
-    Option("`--capture-video`", "`polopt evaluate CHECKPOINT --video DIR`", "False |"),
-    Option(
-        "`--save-model` of other scripts, such as `ppo_continuous_action.py`",
-        "`trainer.save(path)`",
-    ),
+CLEANRL = _table(
+    """
+`--num-envs` :: `num_envs_per_worker`, times `num_workers` if `num_workers` is not 0 :: 4 | 8
+    times 2
+`--num-steps` :: `rollout_fragment_length` :: 128 | 128
+`--num-minibatches`, the number of minibatches :: `sgd_minibatch_size`, the number of rows in a
+    minibatch :: 4, each of 128 rows | 128
+`--update-epochs` :: `num_sgd_iter` :: 4 | 10
+`--learning-rate` :: `lr`, a number or `[[steps, value], ...]` :: 2.5e-4 | 1e-3
+`--anneal-lr` :: `lr`, a schedule over environment steps: `[[0, 2.5e-4], [steps, 0.0]]` :: True |
+    a constant number
+`--gamma` :: `gamma` :: 0.99 | 0.99
+`--gae-lambda` :: `lambda` :: 0.95 | 0.95
+`--clip-coef` :: `clip_param` :: 0.2 | 0.2
+`--clip-vloss` :: `vf_clip_range`, a number :: True, so 0.2 (`--clip-coef`) | None
+`--ent-coef` :: `entropy_coeff` :: 0.01 | 0.01
+`--vf-coef`, which multiplies half the mean squared error :: `vf_loss_coeff`, which multiplies the
+    mean squared error, so use half the number :: 0.5 | 0.25, which is the same loss
+`--max-grad-norm` :: `grad_clip` :: 0.5 | 0.5
+`--norm-adv`, within each minibatch :: `standardize_advantages`, within the whole batch :: True |
+    True
+`--target-kl`: learning stops after an epoch, when the KL of its last minibatch exceeds the number
+    :: `kl_stop`: learning stops after an epoch, when the mean KL of the epoch exceeds the number
+    :: None | None
+`--total-timesteps`, `--num-iterations` :: `stop.num_env_steps_sampled_lifetime` of `polopt
+    train`, Tune's `stop`, or a loop over `trainer.train()` :: 500000 |
+`--env-id` :: `env` :: `CartPole-v1` |
+`--seed` :: `seed` :: 1 | None
+`--cuda` :: `num_gpus`: 1 or 0 :: True | 0
+`--torch-deterministic` :: polopt has no such option: with `seed`, synchronous optimizers repeat a
+    run bit for bit, as long as no worker fails :: True |
+`--exp-name` :: `tune.RunConfig(name=...)`. With `polopt train`, the name of the file
+`--track`, `--wandb-project-name`, `--wandb-entity` :: Tune's `WandbLoggerCallback`. See
+    [docs/monitoring.md](monitoring.md)
+`--capture-video` :: `polopt evaluate CHECKPOINT --video DIR` :: False |
+`--save-model` of other scripts, such as `ppo_continuous_action.py` :: `trainer.save(path)`
+"""
 )
 
 _NONE = (
@@ -1142,23 +887,12 @@ OTHER_NAMES = {
 }
 #: Keys of RLlib's old API stack, and the keys that replace them.
 RESULT_KEYS = {
-    "episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_reward_min": "env_runners/episode_return_min",
-    "episode_reward_max": "env_runners/episode_return_max",
-    "env_runners/episode_reward_mean": "env_runners/episode_return_mean",
-    "env_runners/episode_reward_min": "env_runners/episode_return_min",
-    "env_runners/episode_reward_max": "env_runners/episode_return_max",
-    "sampler_results/episode_reward_mean": "env_runners/episode_return_mean",
-    "episode_len_mean": "env_runners/episode_len_mean",
-    "episodes_total": "env_runners/num_episodes_lifetime",
-    "num_env_steps_sampled": "num_env_steps_sampled_lifetime",
-    "num_env_steps_trained": "num_env_steps_trained_lifetime",
-    "agent_timesteps_total": "num_agent_steps_sampled_lifetime",
-    "num_agent_steps_sampled": "num_agent_steps_sampled_lifetime",
-    "num_agent_steps_trained": "num_env_steps_trained_lifetime",
+    **OLD_KEYS,
+    **{f"{block}/{name}": OLD_KEYS[name] for block in BLOCKS for name in EPISODE_KEYS},
     "info/num_steps_sampled": "num_env_steps_sampled_lifetime",
     "info/num_steps_trained": "num_env_steps_trained_lifetime",
 }
+del RESULT_KEYS["env_runners/episode_len_mean"]  # is still the name
 #: Algorithms that RLlib registers with Tune under a name that polopt registers, too. RLlib does so
 #: when Tune looks up a name that is not registered.
 ALSO_OF_RLLIB = ("APPO", "IMPALA", "DQN", "PPO", "SAC")

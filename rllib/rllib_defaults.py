@@ -1,9 +1,9 @@
 """The defaults of RLlib's algorithms where they differ from the defaults of polopt's presets.
 
-An algorithm has the same defaults in all releases of RLlib, with few exceptions. A name that ends
-in `Trainer` has the defaults of releases up to 1.13. The defaults follow `rllib/agents/*` of Ray
-1.13 and `rllib/algorithms/*` of Ray 2.7. A2C, A3C and PG were compared with these files. Options of
-these files that polopt lacks are not listed.
+A name that ends in `Trainer` has the defaults of releases up to 1.13. Any other name has those of
+the newest release with the algorithm: Ray 2.7 or 2.60. The table of these values, with the files of
+Ray in which they are written, is `tests/unit/rllib/test_rllib_defaults.py`. Options that polopt
+lacks are not listed.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ _A2C: dict[str, Any] = {
 }
 _PG: dict[str, Any] = {
     **_ALL,
+    "num_workers": 0,
     "lr": 4e-4,
     "train_batch_size": 200,
     "rollout_fragment_length": "auto",
@@ -76,21 +77,23 @@ _IMPALA: dict[str, Any] = {
     "min_time_s_per_iteration": 10.0,
     "model": _NETWORK,
 }
-_APPO: dict[str, Any] = {**_IMPALA, "target_network_update_freq": 1}
+_APPO: dict[str, Any] = {**_IMPALA, "target_network_update_freq": 2}
 _DQN: dict[str, Any] = {
     **_ALL,
     "min_sample_timesteps_per_iteration": 1000,
     "target_network_update_timesteps": 500,
+    "rollout_fragment_length": "auto",
     "training_intensity": None,
     "prioritized_replay": True,
     "final_prioritized_replay_beta": 0.4,
-    "model": _NETWORK,
+    "model": {**_NETWORK, "fcnet_activation": "tanh"},
 }
 _APEX: dict[str, Any] = {
     **_DQN,
     "min_sample_timesteps_per_iteration": 25_000,
     "min_time_s_per_iteration": 30.0,
     "target_network_update_timesteps": 500_000,
+    "rollout_fragment_length": 50,
     "training_intensity": 1.0,
     "buffer_size": 2_000_000,
     "learning_starts": 50_000,
@@ -100,7 +103,7 @@ _SAC: dict[str, Any] = {
     "min_sample_timesteps_per_iteration": 100,
     "min_time_s_per_iteration": 1.0,
     "target_network_update_timesteps": 0,
-    "rollout_fragment_length": 1,
+    "rollout_fragment_length": "auto",
     "training_intensity": None,
     "learning_starts": 1500,
     "random_timesteps": 0,
@@ -130,17 +133,20 @@ ALGORITHMS = {
     "A3C": RLlibAlgorithm("A3C", _A3C),
     "A3CTrainer": RLlibAlgorithm("A3C", _A3C),
     "APPO": RLlibAlgorithm("APPO", _APPO),
-    "APPOTrainer": RLlibAlgorithm("APPO", _APPO),
+    "APPOTrainer": RLlibAlgorithm("APPO", {**_APPO, "target_network_update_freq": 1 / 16}),
     "ApexDQN": RLlibAlgorithm("ApexDQN", _APEX),
     "ApexTrainer": RLlibAlgorithm("ApexDQN", {**_APEX, **_EPSILON}),
     "DDPPO": RLlibAlgorithm("DDPPO", _DDPPO),
     "DDPPOTrainer": RLlibAlgorithm("DDPPO", _DDPPO),
     "DQN": RLlibAlgorithm("DQN", _DQN),
-    "DQNTrainer": RLlibAlgorithm("DQN", {**_DQN, **_EPSILON}),
+    "DQNTrainer": RLlibAlgorithm(
+        "DQN",
+        {**_DQN, **_EPSILON, "rollout_fragment_length": 4, "min_time_s_per_iteration": 1.0},
+    ),
     "IMPALA": RLlibAlgorithm("IMPALA", _IMPALA),
     "ImpalaTrainer": RLlibAlgorithm("IMPALA", _IMPALA),
     "PG": RLlibAlgorithm("A2C", _PG),
-    "PGTrainer": RLlibAlgorithm("A2C", {**_PG, "num_workers": 0, "rollout_fragment_length": 200}),
+    "PGTrainer": RLlibAlgorithm("A2C", {**_PG, "rollout_fragment_length": 200}),
     "PPO": RLlibAlgorithm("SyncPPO", _PPO),
     "PPOTrainer": RLlibAlgorithm("SyncPPO", _PPO),
     "SAC": RLlibAlgorithm("SAC", _SAC),

@@ -108,6 +108,20 @@ class Options(dict[str, Any]):
         """Returns a deep copy."""
         return copy.deepcopy(self)
 
+    def without_defaults_that(self, lacks: type[PolicyOptimizerTrainer]) -> dict[str, Any]:
+        """Returns the options without the defaults of options that another algorithm lacks. So
+        `A2CTrainer(a3c.DEFAULT_CONFIG)` works, as in RLlib.
+
+        Args:
+            lacks: class of the other algorithm.
+        """
+        plain, known = _defaults(self.algorithm), default_options(lacks)
+        return {
+            name: value
+            for name, value in self.items()
+            if name in known or name not in plain or differ(value, plain[name])
+        }
+
     def __reduce__(self) -> Any:
         return Options, (dict(self), self.algorithm)
 
@@ -224,6 +238,11 @@ def _resolved(
     if "train_batch_size" in given and "train_batch_size" not in defaults_of_preset(algorithm):
         # The batch of a worker of DD-PPO is one fragment of each of its environments.
         options["rollout_fragment_length"] = given.get("rollout_fragment_length", "auto")
+    workers = options.get("num_workers")
+    if "num_replay_shards" not in given and isinstance(workers, int) and workers > 0:
+        shards = defaults_of_preset(algorithm).get("num_replay_shards", 0)
+        if shards > workers:  # each shard of polopt needs a worker of its own
+            options["num_replay_shards"] = workers
     model = network_options(given.get("model")) or {}
     if not isinstance(model, Mapping):
         raise ConfigError(f"{where}: model={shown(model)}. Allowed: a dict")

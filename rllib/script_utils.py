@@ -10,6 +10,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
 
 from polopt.common.config import ConfigError
 from polopt.rollouts.envs.env_sources import EnvContext as polopt_env_context
@@ -188,6 +189,30 @@ def make_multi_agent(env: Any) -> type[MultiAgentEnv]:
             return observations, rewards, *ends, infos
 
     return Copies
+
+
+#: Environments of RLlib's examples that many scripts import.
+MultiAgentCartPole = make_multi_agent("CartPole-v1")
+MultiAgentPendulum = make_multi_agent("Pendulum-v1")
+
+
+class StatelessCartPole(CartPoleEnv):
+    """CartPole without velocities in the observation, from RLlib's examples."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__()
+        whole: Any = self.observation_space
+        self.observation_space = gymnasium.spaces.Box(whole.low[::2], whole.high[::2])
+
+    def reset(self, **given: Any) -> Any:
+        """Returns the position and the angle at the begin of an episode."""
+        observation, info = super().reset(**given)
+        return observation[::2], info
+
+    def step(self, action: Any) -> Any:
+        """Steps the environment."""
+        observation, *others = super().step(action)  # type: ignore[no-untyped-call]
+        return (observation[::2], *others)
 
 
 def PettingZooEnv(env: Any) -> Any:

@@ -13,14 +13,13 @@ from typing import Any, TypeVar, cast
 
 from polopt.common.config import ConfigError, differ, nearest, shown, without_fixed
 from polopt.rllib.accepted_options import (
-    ACCEPTED,
     accepted_model,
     accepted_option,
     resolve_accepted,
     warn,
 )
 from polopt.rllib.exploration_config import of_exploration
-from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, instead_of
+from polopt.rllib.other_libraries import FIXED, RLLIB, RLLIB_IGNORED, RLLIB_SILENT, instead_of
 from polopt.rllib.replay_buffer_config import of_replay_buffer
 from polopt.rllib.user_callbacks import reaches_environments
 from polopt.trainers.experiment import Experiment
@@ -169,6 +168,8 @@ def checked(
     if key == "_env_to_module_connector" and _only_flattens(value):
         return {}
     accepted = FIXED.get(key)
+    if key in RLLIB_SILENT:
+        return {}
     if key in RLLIB_IGNORED:
         if accepted is None or not _is_accepted(value, accepted):
             instead = instead_of(key) or _IGNORED
@@ -258,8 +259,8 @@ def resolved(
     - If `train_batch_size` is given, `rollout_fragment_length="auto"` becomes the length for which
       one fragment of each environment fills the batch. A missing `rollout_fragment_length` becomes
       the same length if the preset's fragments would exceed the batch. The preset's default is used
-      in both cases for A3C, for presets with a replay buffer, and if `train_batch_size` is not
-      given.
+      in both cases for A3C, and if `train_batch_size` is not given. With a replay buffer, "auto" is
+      `n_step`.
     - `training_intensity=None` becomes the intensity with one batch for each round, in which every
       environment samples one fragment.
     - `target_network_update_timesteps` of 0 means that targets move with every update.
@@ -279,7 +280,8 @@ def resolved(
             options[key] = value
     use_kl_loss = options.pop("use_kl_loss", None)
     if use_kl_loss is not None and "kl_coeff" in known:
-        options["kl_coeff"] = options.get("kl_coeff", _KL_COEFF) if use_kl_loss else 0.0
+        plain = 1.0 if _UPDATES in known else _KL_COEFF  # APPO has another default
+        options["kl_coeff"] = options.get("kl_coeff", plain) if use_kl_loss else 0.0
     elif use_kl_loss:
         raise ConfigError(
             f"{where}: got use_kl_loss=True, but the policy of this preset has no KL loss"
@@ -427,7 +429,7 @@ def _resolve_evaluation(options: dict[str, Any], where: str) -> None:
 
 
 def _is_of_evaluation(key: str) -> bool:
-    return key in _OF_EVALUATION or (key in ACCEPTED and key != "explore")
+    return key in _OF_EVALUATION or (key in RLLIB_IGNORED and key != "explore")
 
 
 #: Keys of RLlib's `evaluation_config` that are ignored, because they do not change how polopt plays
@@ -439,8 +441,12 @@ def _resolve_batch(options: dict[str, Any], known: Mapping[str, Any], where: str
     fragment = options.get("rollout_fragment_length")
     if fragment == "auto":
         fragment = options.pop("rollout_fragment_length", None)
-    if "buffer_size" in known:
-        return  # `train_batch_size` is the number of transitions that an update draws
+    if "buffer_size" in known:  # `train_batch_size` is the number of rows that an update draws
+        n_step = options.get("n_step", known["n_step"])
+        if fragment == "auto":
+            longest = n_step if isinstance(n_step, int) else n_step[-1]
+            options["rollout_fragment_length"] = longest
+        return
     batch = options.get("train_batch_size")
     if "train_batch_size" not in known and batch is not None:
         del options["train_batch_size"]

@@ -18,15 +18,15 @@ from polopt.common.config import ConfigError, nearest, shown
 from polopt.common.episodes import Episode
 from polopt.rllib.accepted_options import warn
 from polopt.rllib.callback_batches import Samples, observe_learning, trajectories_of
-from polopt.rllib.callback_places import (
+from polopt.rllib.old_results import OldResults
+from polopt.rllib.views import (
     BaseEnv,
-    WorkerOfRLlib,
+    WorkerView,
     agents_of,
     environments_of,
     policies_of,
     running_data,
 )
-from polopt.rllib.old_results import OldResults
 from polopt.rollouts.workers.callbacks import Callbacks
 
 logger = logging.getLogger("polopt")
@@ -61,7 +61,7 @@ class RLlibCallback:
 
     Workers call the methods about episodes, samples and environments. Their methods about an
     episode get `episode` (a `CallbackEpisode`), `metrics_logger` (a `MetricsLogger`), `env_runner`
-    or `worker` (a `WorkerOfRLlib`), `env` (the vector environment), `base_env` (with
+    or `worker` (a `WorkerView`), `env` (the vector environment), `base_env` (with
     `get_sub_environments()`), `env_index`, `rl_module` (the policy) and `policies` (a dict with the
     policies by name, which is "default_policy" for a policy without a name). The driver calls the
     methods about the algorithm, evaluation, checkpoints and results, which get `algorithm` (also
@@ -210,7 +210,7 @@ class CallbackEpisode:
         is_terminated: whether the episode was terminated.
         is_truncated: whether the episode was truncated.
         is_done: whether the episode has ended.
-        worker: see `WorkerOfRLlib`.
+        worker: see `WorkerView`.
     """
 
     def __init__(self, episode: Episode, worker: Any = None) -> None:
@@ -609,7 +609,7 @@ class _Adapter(Callbacks):
             observe_learning(worker.policy, self.call)
         if not self.defined_methods & set(_OF_ENVIRONMENTS):
             return
-        shown_worker, metrics = WorkerOfRLlib(worker), MetricsLogger()
+        shown_worker, metrics = WorkerView(worker), MetricsLogger()
         places = {"env_runner": shown_worker, "worker": shown_worker, "metrics_logger": metrics}
         context = shown_worker.context_of(0)
         env = worker.sampler.env
@@ -624,7 +624,7 @@ class _Adapter(Callbacks):
         """Calls a method with an episode."""
         if method not in self.defined_methods:
             return
-        shown_worker = WorkerOfRLlib(worker)
+        shown_worker = WorkerView(worker)
         self.call(
             method,
             episode=CallbackEpisode(episode, shown_worker),
@@ -649,7 +649,7 @@ class _Adapter(Callbacks):
     def of_samples(self, worker: Any, samples: Any) -> Mapping[str, Any]:
         """Calls the methods about a fragment, and returns their numbers."""
         self.meet(worker)
-        metrics, shown_worker = MetricsLogger(), WorkerOfRLlib(worker)
+        metrics, shown_worker = MetricsLogger(), WorkerView(worker)
         found: dict[str, list[Any]] = {}
         if "on_postprocess_trajectory" in self.defined_methods:
             for data in self._postprocess(worker, shown_worker, samples):

@@ -1,4 +1,5 @@
-"""Policies, networks and workers of polopt with the methods that RLlib's scripts call on them."""
+"""Policies, networks, workers and environments of polopt, with the methods that scripts and
+callbacks of RLlib call on them."""
 
 from __future__ import annotations
 
@@ -12,12 +13,13 @@ import torch
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
-from polopt.rllib.callback_places import environments_of
+from polopt.rollouts.envs.env_sources import EnvContext
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.restoring import load
 
-#: The name of a policy that has no name, and its names in RLlib.
+#: The name of a policy that has no name.
 DEFAULT_POLICY_ID = "default_policy"
+#: The names in RLlib of this policy.
 UNNAMED = (DEFAULT_POLICY_ID, "default_agent")
 
 
@@ -291,8 +293,91 @@ class _Distributions:
         return torch.as_tensor(np.asarray(dist.to_env(dist.sample(self._params, noise))))
 
 
+def policies_of(policy: Any) -> dict[str, Any]:
+    """Returns the policies of a group by name, or a single policy under `default_policy`."""
+    found: dict[str, Any] = getattr(policy, "policies", {DEFAULT_POLICY_ID: policy})
+    return found
+
+
+def environments_of(worker: Any) -> list[Any]:
+    """Returns the environments of a worker, as the user has made them.
+
+    Raises:
+        AttributeError: they are in other processes, or the vector has an implementation of its own.
+    """
+    env = worker.sampler.env
+    vector = getattr(env, "vector", env)  # of slots of agents
+    if not hasattr(vector, "envs") or hasattr(vector, "processes"):
+        raise AttributeError(
+            f"{type(vector).__name__} has no single environments. Callbacks reach them with "
+            'vectorization_mode="sync" (in RLlib: gym_env_vectorize_mode="sync")'
+        )
+    made = [one.env for one in vector.envs]  # each is wrapped in a `FaultTolerantEnv`
+    return made if vector is env else [one.env for one in made]
+
+
+def running_data(worker: Any, env_index: int) -> dict[str, Any]:
+    """Returns the data of the current episode of an environment."""
+    holder = getattr(worker.sampler.env, "vector", worker.sampler.steps)
+    data: dict[str, Any] = holder.data[env_index]
+    return data
+
+
+def agents_of(worker: Any) -> dict[str, list[Any]]:
+    """Returns the agents of one environment for each policy, in the order of their slots. Empty
+    with one agent."""
+    vector = getattr(worker.sampler.env, "vector", None)
+    if vector is None:
+        return {}
+    return {
+        name: group.agents
+        for name, group in zip(policies_of(worker.policy), vector.groups, strict=True)
+    }
+
+
+class BaseEnv:
+    """The environments of a worker, with methods of RLlib's `BaseEnv`."""
+
+    def __init__(self, worker: Any) -> None:
+        self._worker = worker
+
+    def get_sub_environments(self, as_dict: bool = False) -> Any:
+        """Returns the environments as a list, or as a dict by index."""
+        found = environments_of(self._worker)
+        return dict(enumerate(found)) if as_dict else found
+
+    get_unwrapped = get_sub_environments
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments."""
+        return environments_of(self._worker)
+
+    @property
+    def num_envs(self) -> int:
+        """The number of environments."""
+        return len(self.envs)
+
+    @property
+    def observation_space(self) -> Any:
+        """The observation space of one environment."""
+        return self._worker.config.observation_space
+
+    @property
+    def action_space(self) -> Any:
+        """The action space of one environment."""
+        return self._worker.config.action_space
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(
+            f"base_env has no {name!r} in polopt. It has get_sub_environments(), envs, num_envs, "
+            "observation_space and action_space"
+        )
+
+
 class WorkerView(View):
-    """A worker with the methods of RLlib's `RolloutWorker` and `EnvRunner`."""
+    """A worker with the attributes of RLlib's `RolloutWorker` and `EnvRunner`, in scripts and in
+    callbacks."""
 
     @property
     def worker_index(self) -> int:
@@ -300,23 +385,38 @@ class WorkerView(View):
         return int(self.viewed.index)
 
     @property
+    def num_workers(self) -> int:
+        """The number of workers in other processes."""
+        return int(self.viewed.config.rollout.num_workers)
+
+    @property
     def env(self) -> Any:
         """The first environment, or None if the worker has none."""
-        return next(iter(self.async_env.get_sub_environments()), None)
+        return next(iter(self._environments()), None)
 
     @property
     def async_env(self) -> Any:
         """The environments of the worker."""
-        return self
+        return BaseEnv(self.viewed)
 
-    def get_sub_environments(self) -> list[Any]:
-        """Returns the environments of the user in this worker."""
+    def _environments(self) -> list[Any]:
         return [] if self.viewed.sampler is None else environments_of(self.viewed)
+
+    @property
+    def env_context(self) -> EnvContext:
+        """The config of the first environment."""
+        return self.context_of(0)
+
+    def context_of(self, env_index: int) -> EnvContext:
+        """Returns the config of an environment, with its indices."""
+        config = self.viewed.config
+        places = self.worker_index + config.env_index_offset, env_index, self.num_workers
+        return EnvContext(config.rollout.env_config, *places, config.in_evaluation)
 
     @property
     def policy_map(self) -> dict[str, Any]:
         """The policies by name."""
-        return policies_of(self.viewed.policy)
+        return {name: PolicyView(one) for name, one in policies_of(self.viewed.policy).items()}
 
     def get_policy(self, policy_id: str = DEFAULT_POLICY_ID) -> Any:
         """Returns a policy."""
@@ -324,7 +424,7 @@ class WorkerView(View):
 
     def foreach_env(self, function: Callable[[Any], Any]) -> list[Any]:
         """Calls a function with each environment, and returns the values."""
-        return [function(env) for env in self.get_sub_environments()]
+        return [function(env) for env in self._environments()]
 
     def foreach_policy(self, function: Callable[..., Any], **others: Any) -> list[Any]:
         """Calls a function with each policy and its name, and returns the values."""
@@ -397,12 +497,6 @@ class WorkersView(View):
 
 def _call(worker: Any, function: Callable[..., Any]) -> Any:
     return function(WorkerView(worker))
-
-
-def policies_of(policy: Any) -> dict[str, Any]:
-    """Returns views of all policies of a run by name."""
-    members = policy.policies if isinstance(policy, PolicyGroup) else {DEFAULT_POLICY_ID: policy}
-    return {name: PolicyView(one) for name, one in members.items()}
 
 
 def as_memory(state: Any) -> Any:

@@ -110,8 +110,8 @@ class OldGymEnv(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment."""
         result = self.env.step(action)
-        if not isinstance(result, tuple) or len(result) != 4:
-            return result  # checked by the caller
+        if not isinstance(result, tuple | list) or len(result) != 4:
+            return result  # type: ignore[return-value]  # checked by the caller
         observation, reward, done, info = result
         is_cut = bool(done and isinstance(info, dict) and info.get("TimeLimit.truncated"))
         return observation, reward, bool(done) and not is_cut, is_cut, info

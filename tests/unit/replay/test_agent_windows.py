@@ -150,7 +150,7 @@ def test_samplers_compute_priorities_of_whole_windows(mode: str) -> None:
     for seed, n in ((3, 2), (4, 3), (5, 6)):
         batches, logs = fragments_of(seed, mode)
         policy = SimpleNamespace(
-            config=SimpleNamespace(gamma=GAMMA, n_step=n),
+            config=SimpleNamespace(gamma=GAMMA, most_steps=n),
             td_errors=lambda rows: np.abs(rows.rewards) + 10.0 * rows.discounts,
         )
         worker: Any = SimpleNamespace(state={}, phase=lambda name: contextlib.nullcontext())

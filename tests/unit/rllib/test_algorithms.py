@@ -229,10 +229,18 @@ def test_actions_are_sampled_unless_explore_is_false() -> None:
     policy = algo.get_policy()
     batch, state, info = policy.compute_actions([observation, observation])
     assert (len(batch), state, info, policy.get_initial_state()) == (2, [], {}, [])
+    assert {int(one) for one in policy.compute_actions([observation] * 60)[0]} == {0, 1}
+    assert len({*map(int, policy.compute_actions([observation] * 60, explore=False)[0])}) == 1
+    assert {*map(int, algo.compute_actions([observation] * 60))} == {0, 1}
     assert isinstance(policy, polopt.Policy)
     assert policy.observation_space == Walk.observation_space
     algo.stop()
-    quiet = PPO(env=Walk, config={**SMALL, "explore": False})
+    given = PPO.DEFAULT_CONFIG.copy() | {**SMALL, "explore": False}
+    before = given.to_dict()
+    quiet = PPO(env=Walk, config=given)
+    assert given == before, "a trainer does not change the config that it gets"
+    assert "env" not in SMALL
+    assert PPO.DEFAULT_CONFIG["env"] is None
     assert len({int(quiet.compute_single_action(observation)) for _ in range(20)}) == 1
     quiet.stop()
 
@@ -265,7 +273,7 @@ def test_checkpoints_are_restored_by_path(trained: Any, tmp_path: Path) -> None:
     from polopt.rllib.core.rl_module.rl_module import RLModule  # type: ignore
     from polopt.rllib.policy.policy import Policy  # type: ignore
 
-    trainer, _ = trained
+    trainer, first = trained
     saved = trainer.save(str(tmp_path / "saved"))
     assert saved == str(tmp_path / "saved") == saved.checkpoint.path
     other = Algorithm.from_checkpoint(saved)  # the class of the environment is known here
@@ -275,7 +283,12 @@ def test_checkpoints_are_restored_by_path(trained: Any, tmp_path: Path) -> None:
     np.testing.assert_array_equal(
         other.get_policy().get_weights().flat, trainer.get_policy().get_weights().flat
     )
+    second = other.train()
     other.stop()
+    assert second["training_iteration"] == 2
+    for count in ("timesteps_total", "num_env_steps_sampled", "num_env_steps_trained"):
+        assert second[count] == first[count] + 64, "counts go on"
+    assert second["episodes_total"] > first["episodes_total"] + 10
     inner = tmp_path / "saved" / "learner_group" / "learner" / "rl_module" / "default_policy"
     rows = {"obs": torch.zeros(1, 2)}
     np.testing.assert_array_equal(

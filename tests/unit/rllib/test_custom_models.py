@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import polopt
 from polopt.common.config import ConfigError
 from polopt.policies.networks.make_network import make_network
-from polopt.policies.networks.model_config import ModelConfig
+from polopt.policies.networks.model_config import NETWORKS, ModelConfig
 from polopt.rllib import (
     A2CConfig,
     DQNConfig,
@@ -29,7 +29,14 @@ from polopt.rllib import (
     TFModelV2,
     TorchModelV2,
 )
-from polopt.rllib.custom_models import AppendBiasLayer, Network, as_network, normc_initializer
+from polopt.rllib.custom_models import (
+    AppendBiasLayer,
+    DQNTorchModel,
+    Network,
+    SlimConv2d,
+    as_network,
+    normc_initializer,
+)
 
 BOX = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -187,8 +194,13 @@ def test_dqn_adds_the_layers_of_rllib() -> None:
     assert network.model.num_outputs == 16
     shapes = [tuple(one.weight.shape) for one in network.modules() if isinstance(one, nn.Linear)]
     assert [one for one in shapes if one[0] in (5, 2)] == [(5, 16), (2, 5), (5, 16)]
+    whole = as_network(Custom)(BOX, spaces.Discrete(2), 2, {"fcnet_hiddens": [8]}, q_hiddens=[])
+    rows = torch.ones(3, 4)
+    q_values, values = whole(rows)
+    assert torch.equal(q_values, whole.model({"obs": rows})[0])
+    assert values.tolist() == [0.0] * 3, "without hiddens, the outputs are the Q-values"
     without = flat(DQNConfig.from_dict({"hiddens": [7], "model": {"fcnet_hiddens": [9]}}))
-    assert without["model"] == {"fcnet_hiddens": [9, 7]}
+    assert without["model"]["fcnet_hiddens"] == [9, 7]
     assert "hiddens" not in without
 
 
@@ -198,11 +210,14 @@ class ReadsMask(Custom):
     def __init__(self, obs_space: Any, *args: Any, **kwargs: Any) -> None:
         original = obs_space.original_space
         assert "action_mask" in original.spaces
+        flat_size = spaces.utils.flatdim(original)
+        assert obs_space.shape == (flat_size,), "RLlib's preprocessor keeps the mask"
         super().__init__(original["a"], *args, **kwargs)
 
     def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:
         logits, _ = self.inner({"obs": input_dict["obs"]["a"]})
         mask = input_dict["obs"]["action_mask"]
+        assert input_dict["obs_flat"][:, : mask.shape[1]].equal(mask)
         assert mask.shape == logits.shape
         return logits + torch.clamp(torch.log(mask), min=-3.4e38), state
 
@@ -232,6 +247,37 @@ def test_networks_that_polopt_cannot_use_are_refused() -> None:
     for method in ("register_custom_action_dist", "register_custom_preprocessor"):
         with pytest.raises(ConfigError, match=f"{method}.*Instead, "):
             getattr(ModelCatalog, method)("name", Custom)
+
+
+def test_trial_of_tune_finds_a_registered_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial runs in another process, which has not called `register_custom_model`."""
+    ModelCatalog.register_custom_model("of_driver", Custom)
+    monkeypatch.delitem(NETWORKS._known, "of_driver")
+    config = flat(PPOConfig.from_dict({"model": {"custom_model": "of_driver"}}))
+    assert config["model"]["custom"] == "of_driver"
+    assert issubclass(NETWORKS.get("of_driver"), Network)
+
+
+def test_network_of_dqn_derives_from_the_class_of_rllib() -> None:
+    class Mine(DQNTorchModel):
+        def __init__(self, obs_space: Any, action_space: Any, *args: Any, **kw: Any) -> None:
+            DQNTorchModel.__init__(self, obs_space, action_space, *args, **kw)
+            self.layer = nn.Linear(4, action_space.n)
+
+        def forward(self, input_dict: Any, state: Any, seq_lens: Any) -> Any:
+            return self.layer(input_dict["obs"]), state
+
+    network = as_network(Mine)(BOX, spaces.Discrete(2), 2, {}, q_hiddens=[])
+    rows = torch.ones(3, 4)
+    assert torch.equal(network(rows)[0], network.model.layer(rows))
+
+
+def test_convolution_of_rllib() -> None:
+    layer = SlimConv2d(3, 5, 3, 2, 1, bias_init=-1.0)
+    assert layer(torch.zeros(2, 3, 9, 9)).shape == (2, 5, 5, 5)
+    assert not layer(torch.zeros(2, 3, 9, 9)).any(), "ReLU of -1"
+    linear = SlimConv2d(1, 1, 3, 1, activation_fn=None, bias_init=-1.0)
+    assert linear(torch.zeros(1, 1, 3, 3)).item() == -1.0
 
 
 def test_bias_layer_appends_parameters() -> None:

@@ -39,6 +39,7 @@ IMPORTS = [
     ("polopt.rllib.core.rl_module.rl_module", "RLModule", "polopt.rllib.views.ModuleView"),
     ("polopt.rllib.core.columns", "Columns", "polopt.rllib.script_utils.Columns"),
     ("polopt.rllib", "MultiAgentEnv", "MultiAgentEnv"),
+    ("polopt.rllib.connectors.env_to_module", "FlattenObservations", "unchanged"),
 ]
 
 
@@ -48,6 +49,31 @@ def test_import_of_a_script(module: str, name: str, expected: str) -> None:
     exec(f"from {module} import {name}", scope)
     found = scope[name]
     assert f"{found.__module__}.{found.__qualname__}".endswith(expected)
+
+
+OLD = {"a3c.a2c": "A2C", "a3c.a3c": "A3C", "dqn.apex": "Apex", "dqn.dqn": "DQN"}
+OLD |= {"impala.impala": "Impala", "ppo.appo": "APPO", "ppo.ddppo": "DDPPO", "ppo.ppo": "PPO"}
+OLD |= {"sac.sac": "SAC"}
+NEW = {"a2c": "A2C", "a3c": "A3C", "apex_dqn": "ApexDQN", "appo": "APPO", "ddppo": "DDPPO"}
+NEW |= {"dqn": "DQN", "impala": "IMPALA", "ppo": "PPO", "sac": "SAC"}
+
+
+@pytest.mark.parametrize("path", OLD)
+def test_old_module_has_its_trainer(path: str) -> None:
+    module = importlib.import_module(f"polopt.rllib.agents.{path}")
+    trainer = getattr(module, f"{OLD[path]}Trainer")
+    assert trainer.__qualname__ == f"{OLD[path]}Trainer"
+    assert module.DEFAULT_CONFIG is trainer.DEFAULT_CONFIG
+    assert trainer.DEFAULT_CONFIG.algorithm is trainer
+
+
+@pytest.mark.parametrize("path", NEW)
+def test_new_module_has_its_algorithm_and_its_builder(path: str) -> None:
+    module = importlib.import_module(f"polopt.rllib.algorithms.{path}")
+    algorithm, builder = getattr(module, NEW[path]), getattr(module, f"{NEW[path]}Config")
+    assert algorithm.__qualname__ == NEW[path]
+    assert builder().algo_class is algorithm
+    assert module.DEFAULT_CONFIG is algorithm.DEFAULT_CONFIG
 
 
 def test_modules_are_found_as_attributes_and_by_from() -> None:
@@ -77,11 +103,12 @@ def test_default_configs_have_the_names_of_their_generation() -> None:
 
 #: What nobody can import, and what the error must name.
 REFUSED = {
-    "from polopt.rllib.agents.ppo import PPOTFPolicy": "only PyTorch",
+    "from polopt.rllib.agents.ppo import PPOEagerTFPolicy": "only PyTorch",
+    "import polopt.rllib.agents.dqn.distributional_q_tf_model": "only PyTorch",
     "from polopt.rllib.models.tf.visionnet import VisionNetwork": "only PyTorch",
     "import polopt.rllib.algorithms.marwil": "no offline data",
     "from polopt.rllib.algorithms.ppo import PPOConfg": "did you mean .*ppo.PPOConfig",
-    "from polopt.rllib.connectors.env_to_module import FlattenObservations": "no connectors",
+    "from polopt.rllib.connectors.env_to_module import MeanStdFilter": "no connectors",
     "from polopt.rllib.examples.env.random_env import RandomEnv": "into your script",
     "from polopt.rllib.evaluation.postprocessing import compute_advantages": "write-a-policy",
     "from polopt.rllib.optimizers import AsyncGradientsOptimizer": "optimizer='async_gradients'",
@@ -98,9 +125,9 @@ def test_what_is_not_offered_says_what_to_use(code: str) -> None:
 def test_missing_attribute_is_an_attribute_error() -> None:
     from polopt.rllib.agents import ppo
 
-    assert not hasattr(ppo, "PPOTFPolicy")
+    assert not hasattr(ppo, "PPOEagerTFPolicy")
     with pytest.raises(AttributeError, match="polopt has only PyTorch"):
-        _ = ppo.PPOTFPolicy
+        _ = ppo.PPOEagerTFPolicy
     assert not hasattr(rllib, "anything")
 
 
@@ -129,6 +156,21 @@ def test_other_processes_find_what_was_pickled(monkeypatch: pytest.MonkeyPatch) 
     assert config == ppo.DEFAULT_CONFIG
 
 
+def test_classes_of_policies_are_names_of_policies(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("WARNING", "polopt"):
+        from polopt.rllib.agents.a3c.a3c_tf_policy import A3CTFPolicy
+    assert "A3CTFPolicy: the policy learns with PyTorch" in caplog.text
+    assert A3CTFPolicy == "a3c"
+    from polopt.rllib.agents.a3c.a3c_torch_policy import A3CTorchPolicy
+    from polopt.rllib.agents.ppo import APPOTorchPolicy, PPOTorchPolicy
+    from polopt.rllib.algorithms.dqn import DQNTorchPolicy
+
+    found = (A3CTorchPolicy, APPOTorchPolicy, PPOTorchPolicy, DQNTorchPolicy)
+    assert found == ("a3c", "appo", "ppo", "dqn")
+    config = rllib.PPOConfig().multi_agent(policies={"a": (PPOTorchPolicy, None, None, {})})
+    assert config.policies == {"a": {}}, "the policy of the preset"
+
+
 def test_utilities_of_scripts() -> None:
     import numpy as np
     import torch
@@ -155,6 +197,19 @@ def test_utilities_of_scripts() -> None:
     check_learning_achieved([result], 7.0)
     with pytest.raises(ValueError, match=r"of 8\.0 not reached: the best value is 7"):
         check_learning_achieved([result], 8.0)
+
+
+def test_environments_of_examples() -> None:
+    from polopt.rllib.examples.env.multi_agent import MultiAgentCartPole
+    from polopt.rllib.examples.envs.classes.stateless_cartpole import StatelessCartPole
+
+    assert len(MultiAgentCartPole({"num_agents": 3}).reset(seed=1)[0]) == 3
+    env = StatelessCartPole({})
+    observation, _ = env.reset(seed=1)
+    assert observation in env.observation_space
+    assert observation.tolist() == pytest.approx([env.state[0], env.state[2]])
+    observation, reward, *_ = env.step(0)
+    assert (observation.shape, reward) == ((2,), 1.0)
 
 
 def test_copies_of_an_environment_are_agents() -> None:

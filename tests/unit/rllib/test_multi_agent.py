@@ -25,7 +25,7 @@ from polopt.rllib import (
     RLModuleSpec,
     to_rl_module,
 )
-from polopt.rllib.callback_places import environments_of
+from polopt.rllib.views import environments_of
 from polopt.rollouts.envs.agent_policies import AgentPolicies
 from polopt.rollouts.envs.agent_vector_env import MappedEpisode
 
@@ -267,10 +267,16 @@ def test_episode_of_a_mapping_names_what_it_has() -> None:
         choose(0, MappedEpisode(0, 0))
 
 
-def test_mapping_with_an_episode_may_draw() -> None:
-    config = two_policies(
-        policy_mapping_fn=lambda agent_id, episode: random.choice(["p0", "p1"]),
-    )
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        lambda agent_id, episode: random.choice(["p0", "p1"]),
+        lambda agent_id: random.choice(["p0", "p1"]),
+    ],
+)
+def test_mapping_may_draw(mapping: Callable[..., str]) -> None:
+    """RLlib up to 1.8 passed no episode, and asked the mapping in each episode, too."""
+    config = two_policies(policy_mapping_fn=mapping)
     algo = config.build_algo()
     result = algo.train()
     algo.stop()

@@ -58,7 +58,7 @@ class Everything(rllib.DefaultCallbacks):
         env = base_env.get_sub_environments()[env_index]
         np.testing.assert_allclose(env.unwrapped.state, episode.last_observation_for(), rtol=1e-5)
         assert np.abs(episode.last_observation_for()).max() <= 0.05
-        assert policies["default_policy"] is worker.get_policy()
+        assert policies["default_policy"] is worker.get_policy().viewed
         episode.user_data["angles"] = []
         episode.hist_data["angles"] = []
         episode.custom_metrics["trajectories"] = 0

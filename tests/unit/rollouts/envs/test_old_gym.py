@@ -73,6 +73,13 @@ class WithReturnInfo(Old):
         return (super().reset(), {}) if return_info else super().reset()
 
 
+class ReturnsList(Old):
+    """Gym unpacked any four values."""
+
+    def step(self, action: int) -> Any:
+        return list(super().step(action))
+
+
 def made(cls: Any) -> Any:
     return make_env(cls, EnvContext({}, 0, 0, 0))
 
@@ -96,7 +103,7 @@ def checked(cls: Any) -> Any:
 @pytest.mark.parametrize(
     ("make", "cls"),
     [
-        *((made, cls) for cls in (Old, Ported, WithReturnInfo)),
+        *((made, cls) for cls in (Old, Ported, WithReturnInfo, ReturnsList)),
         *((of_id, cls) for cls in (Old, Ported, WithReturnInfo)),
         (checked, Ported),
     ],
