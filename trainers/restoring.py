@@ -328,11 +328,10 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         CheckpointError: the wrappers of the environment differ from the wrappers in training.
     """
     # Imported here, because `polopt.load` imports this module but needs no environment.
-    from polopt.rollouts.envs.env_state import set_evaluation_statistics
+    from polopt.rollouts.envs.env_state import saved_statistics, set_evaluation_statistics
 
     try:
-        workers = state["optimizer"].get("workers", {}).values()
-        parts = [one["statistics"] for one in workers if one.get("statistics")]
+        parts = saved_statistics(state["optimizer"].get("workers", {}).values())
         if parts:
             set_evaluation_statistics(env, parts)
     except _MISFITS as error:
