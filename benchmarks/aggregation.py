@@ -1,7 +1,8 @@
 """Measures what aggregators would save the driver, on gradients that workers make.
 
-    python benchmarks/aggregation.py [--kilobytes 20 1000 10000] [--workers 4 8 16]
-                                     [--seconds 4] [--out aggregation.json]
+    python benchmarks/aggregation.py          # what is missing, in about three minutes
+    python benchmarks/aggregation.py --transports auto --kilobytes 20      # only the main row
+    python benchmarks/aggregation.py --page   # only writes the page
 
 Each worker sleeps for 10 ms, as if its environment did, and returns a gradient. The driver adds up
 all gradients. It gets them in one of three ways:
@@ -14,17 +15,17 @@ all gradients. It gets them in one of three ways:
   `num_workers_below=4`. The driver gets one answer for four gradients.
 
 The driver's processor time for one gradient says how many workers it can serve: the knee is at the
-number of workers whose gradients take all of its time. The script prints Markdown. It adds each
-case to a JSON file, and skips cases that the file already has.
+number of workers whose gradients take all of its time. The script adds each case to
+`benchmarks/results/aggregation.jsonl`, and skips cases that the file has, unless other programs ran
+meanwhile. The page is `docs/several-nodes.md`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import itertools
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,9 +35,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import ray
 from about import about
+from quiet import is_good, wait_until_quiet, watching_others
+from stored_runs import read_runs, write_runs
 
 import polopt
 
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/aggregation.jsonl"
+PAGE = ROOT / "docs/several-nodes.md"
+BEGIN, END = "<!-- table -->", "<!-- end of table -->"
 SLEEP_S = 0.01
 GROUP = 4
 WAYS = ("driver", "aggregator", "below")
@@ -111,55 +118,87 @@ def num_aggregators(workers: int) -> int:
     return max(1, workers // 8)
 
 
-def table(found: dict[str, dict[str, float]]) -> str:
+def key_of(way: str, transport: str, kilobytes: int, workers: int) -> str:
+    return f"{way} {transport} {kilobytes} {workers}"
+
+
+def table(store: dict[str, Any]) -> list[str]:
+    """Returns the lines of the page."""
+    rows = [key.split() for key in store if key != "about"]
+    points = sorted({(one[1], int(one[2]), int(one[3])) for one in rows})
     lines = [
-        "| transport | kilobytes | workers | " + " | ".join(WAYS) + " |",
-        "|---|---:|---:|" + "---:|" * len(WAYS),
+        "| transport | size of a gradient | workers | each to the driver | four to an aggregator | "
+        "`num_workers_below: 4` |",
+        "|---|---:|---:|---:|---:|---:|",
     ]
-    rows = dict.fromkeys(tuple(key.split("/")[1:]) for key in found)
-    for kind, kilobytes, workers in rows:
+    busy = 0
+    for transport, kilobytes, workers in points:
         cells = []
         for way in WAYS:
-            one = found.get(f"{way}/{kind}/{kilobytes}/{workers}")
+            one = store.get(key_of(way, transport, kilobytes, workers))
             cells.append(f"{one['per_s']:,.0f}/s, {one['driver_ms']:.2f} ms" if one else "")
-        lines.append(f"| {kind} | {kilobytes} | {workers} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+            busy += one is not None and not is_good(one)
+        size = f"{kilobytes} KB" if kilobytes < 1000 else f"{kilobytes / 1000:g} MB"
+        name = "socket" if transport == "auto" else transport
+        lines.append(f"| {name} | {size} | {workers} | " + " | ".join(cells) + " |")
+    said = ", ".join(f"{one} {of}" for one, of in sorted(store.get("about", {}).items()))
+    return [*lines, "", said + (f". Other programs ran during {busy} cases." if busy else ".")]
 
 
-def main(say: Callable[..., None] = print) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def write_page(store: dict[str, Any]) -> None:
+    """Writes the table into the page."""
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text("\n".join([before + BEGIN, *table(store), END + after]))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--kilobytes", type=int, nargs="+", default=[20, 1000, 10000])
-    parser.add_argument("--workers", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--workers", type=int, nargs="+", default=[8])
     parser.add_argument("--transports", nargs="+", default=["auto", "ray"])
     parser.add_argument("--seconds", type=float, default=4.0)
-    parser.add_argument("--out", type=Path, default=Path("aggregation.json"))
+    parser.add_argument("--patience-s", type=float, default=60.0, help="wait for a quiet machine")
+    parser.add_argument("--busy", action="store_true", help="also run if other programs run")
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    known: dict[str, Any] = json.loads(options.out.read_text()) if options.out.exists() else {}
-    cases = known.setdefault("cases", {})
-    known["about"] = about()
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    store = read_runs(STORE)
+    if not options.page:
+        store["about"] = about()
+        ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+        for kind in options.transports:
+            measure_transport(kind, store, options)
+    write_page(store)
+    print("\n".join(table(store)))
+
+
+def measure_transport(kind: str, store: dict[str, Any], options: Any) -> None:
+    """Measures what is missing with one transport."""
     most = max(options.workers)
-    for kind in options.transports:
-        trainer = polopt.PolicyOptimizerTrainer(
-            env="CartPole-v1",
-            policy="a2c",
-            optimizer="async_gradients",
-            num_workers=most + num_aggregators(most),
-            num_cpus_per_worker=0.01,
-            transport=kind,
-        )
-        for kilobytes in options.kilobytes:
-            for workers in options.workers:
-                for way in WAYS:
-                    key = f"{way}/{kind}/{kilobytes}/{workers}"
-                    if key not in cases:
-                        size = 250 * kilobytes
-                        cases[key] = measure(
-                            way, size, workers, options.seconds, trainer.optimizer.workers
-                        )
-                        options.out.write_text(json.dumps(known, indent=1))
-        trainer.stop()
-    say(table(cases))
+    trainer = polopt.PolicyOptimizerTrainer(
+        env="CartPole-v1",
+        policy="a2c",
+        optimizer="async_gradients",
+        num_workers=most + num_aggregators(most),
+        num_cpus_per_worker=0.01,
+        transport=kind,
+    )
+    processes = trainer.optimizer.workers
+    for kilobytes, workers, way in itertools.product(options.kilobytes, options.workers, WAYS):
+        key = key_of(way, kind, kilobytes, workers)
+        if is_good(store.get(key)):
+            continue
+        if not options.busy:
+            wait_until_quiet(options.patience_s)
+        with watching_others() as others:
+            found = measure(way, 250 * kilobytes, workers, options.seconds, processes)
+        store[key] = {name: round(value, 4) for name, value in found.items()}
+        store[key]["others"] = others.cores
+        print(key, store[key], flush=True)
+        write_runs(STORE, store)
+    trainer.stop()
 
 
 if __name__ == "__main__":

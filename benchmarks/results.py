@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import re
 import sys
 from pathlib import Path
@@ -441,6 +442,15 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
+    "Pendulum-v1": Task(
+        500_000, (Cell("SyncPPO", "pendulum_ppo"), Cell("DDPPO", "pendulum_ddppo")), goal=-200.0
+    ),
+    "Acrobot-v1 with Ape-X, evaluated": Task(
+        100_000,
+        (Cell("Ape-X", "acrobot_apex_dqn"),),
+        goal=-95.0,
+        episodes=EVALUATION_EPISODES,
+    ),
     "HalfCheetah-v5, evaluated": Task(
         MUJOCO_SAC_STEPS,
         (
@@ -600,7 +610,7 @@ def measure(cell: Cell, seed: int, task: Task, cache: Path) -> dict[str, Any]:
 def steps_to(goal: float, run: dict[str, Any]) -> float:
     """Returns the environment steps at which the mean return first reached the goal, or infinity if
     it never did."""
-    return next((steps for steps, mean in run["curve"] if mean >= goal), float("inf"))
+    return next((steps for steps, mean in run["curve"] if mean >= goal), math.inf)
 
 
 def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[str]:
@@ -626,7 +636,7 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
         line += f"| {len(found)} | {median(run['seconds'] for run in found):,.0f} s |"
         if task.goal is not None:
             reached = sorted(steps_to(task.goal, run) for run in found)
-            words = ["not reached" if s == float("inf") else f"{s:,.0f}" for s in reached]
+            words = ["not reached" if s == math.inf else f"{s:,.0f}" for s in reached]
             line += f" {'; '.join(words)} |"
         lines.append(line)
     return [*lines, ""]
@@ -702,34 +712,38 @@ def page(store: dict[str, Any], text: str) -> str:
     lines += [f"Last run: {facts or 'none'}.", ""]
     text = head + begin + "\n".join(lines) + end + rest.split(end)[1]
     marks = r"(<!-- validated: begin -->\n).*(\n<!-- validated: end -->)"
-    return re.sub(marks, lambda m: m[1] + "\n".join(validated()) + m[2], text, flags=re.DOTALL)
+    return re.sub(marks, lambda m: m[1] + "\n".join(validated(store)) + m[2], text, flags=re.DOTALL)
 
 
-def validated() -> list[str]:
-    """Returns the table of the tuned examples: how many seeds reached the goal, and how this was
-    measured. The texts `measured` of the examples say it."""
+def validated(store: dict[str, Any]) -> list[str]:
+    """Returns the table of the tuned examples: how many stored seeds reached the goal."""
     rows = []
-    for path in EXAMPLES.glob("*.yaml"):
-        example = yaml.safe_load(path.read_text())
-        said = example["measured"]
-        seeds = re.search(r"(\d+ of \d+) seeds", said)
-        if said.startswith("Not measured"):
-            continue
-        after = re.search(r"after ([\d, and]+) steps", said) or re.search(r"([\d,]+) steps", said)
-        assert after, path
-        steps = [int(one.replace(",", "")) for one in re.findall(r"\d[\d,]*\d", after[1])]
-        command = re.search(r"python benchmarks/\S+", said)
-        how = f"`{command[0].removeprefix('python ')}`" if command else ""
-        task = str(example["config"]["env"]).rpartition(":")[2]
-        cells = (
-            *(f"`{example['run']}`", f"`{path.stem}`", task, f"{example['goal']:,}"),
-            *(seeds[1] if seeds else "1 of 1", f"{median(steps):,.0f}", how),
-        )
-        rows.append(f"| {' | '.join(cells)} |")
+    for name, task in TASKS.items():
+        for cell in task.cells:
+            path, found = EXAMPLES / f"{cell.source}.yaml", runs_of(name, store)[cell.source]
+            if not path.is_file() or not found:
+                continue
+            example = yaml.safe_load(path.read_text())
+            goal = example["goal"]
+            if task.episodes:  # training episodes explore, so only the evaluation counts
+                steps = [run["env_steps"] for run in found if run["return"] >= goal]
+                how = f"{task.episodes} evaluation episodes"
+            else:
+                steps = [reached for run in found if (reached := steps_to(goal, run)) < math.inf]
+                how = "the last 100 training episodes"
+            env = str(example["config"]["env"]).rpartition(":")[2]
+            cells = (
+                *(f"`{example['run']}`", f"`{path.stem}`", env, f"{goal:,}"),
+                *(f"{task.env_steps:,}", f"{len(steps)} of {len(found)}"),
+                *(f"{median(steps):,.0f}" if steps else "", how),
+            )
+            rows.append(f"| {' | '.join(cells)} |")
     order = {f"`{name}`": n for n, name in enumerate(PRESET_ORDER)}
     rows.sort(key=lambda row: (order[row.split(" ")[1]], row))
-    head = "| preset | tuned example | task | goal | seeds | after steps | measured by |"
-    return [head, "|---|---|---|---:|---|---:|---|", *rows]
+    head = (
+        "| preset | tuned example | task | goal | budget | seeds | after steps | mean return of |"
+    )
+    return [head, "|---|---|---|---:|---:|---|---:|---|", *rows]
 
 
 def published(store: dict[str, Any]) -> str:

@@ -44,6 +44,13 @@ def one_torch_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def limit_this_thread() -> None:
+    """Makes torch compute in one thread when the calling thread calls it, also after a later
+    `torch.set_num_threads`. The limit of each other thread stays."""
+    torch.get_num_threads()  # torch sets the number for each new thread at its first use
+    threadpoolctl.threadpool_limits(1, user_api="openmp")
+
+
 def blas_threads() -> int:
     """Returns the current number of threads of NumPy's BLAS in this process."""
     pools = [pool for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"]

@@ -29,6 +29,7 @@ from polopt.rollouts.transport.collective import GroupBroken, TimedReducer
 from polopt.rollouts.workers.call import Reply
 from polopt.rollouts.workers.early_stop import Stragglers
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
+from polopt.rollouts.workers.worker_handle import WorkerHandle
 
 logger = logging.getLogger("polopt")
 #: The seconds in which the other ranks must answer after the all-reduce of one rank has timed out.
@@ -252,20 +253,28 @@ class DecentralizedAllReduce(PolicyOptimizer):
         Returns the replies of the ranks that have sampled."""
         sampled: list[Reply] = []
         first_s = last_s = 0.0
-        while late := [call for call in self.calls.pending() if call.tag == "sample"]:
-            if self.stragglers.remain(len(self.group.ranks), len(late)):
+        late, hurried = self._sampling(), False
+        while late:
+            if not hurried and self.stragglers.remain(len(self.group.ranks), len(late)):
                 length = self.workers.config.rollout.rollout_fragment_length
-                self.calls.stop_early(late, self.stragglers.keep_steps(length))
+                self.calls.stop_early(list(late.values()), self.stragglers.keep_steps(length))
+                hurried = True
             reply = self.calls.next(count=False)
             if reply.failure is None and reply.tag == "sample":
                 last_s = self.workers.clock()
                 first_s = first_s or last_s
                 sampled.append(reply)
+                del late[reply.worker]
             else:
                 self._keep(reply)
+                late = self._sampling()
         self._skew_s = last_s - first_s
         self.timers["skew"].push(self._skew_s)
         return sampled
+
+    def _sampling(self) -> dict[WorkerHandle, Reply]:
+        """Returns the pending call of `sample_and_keep` of each rank that has one."""
+        return {call.worker: call for call in self.calls.pending() if call.tag == "sample"}
 
     def _await_learning(self) -> list[Reply]:
         """Waits until every rank has learned or failed. Returns the replies of the ranks that have

@@ -7,6 +7,7 @@ two real workers, and measures what a call costs besides the work of its functio
 from __future__ import annotations
 
 import dataclasses
+import os
 import resource
 import statistics
 import time
@@ -46,6 +47,9 @@ LARGE_BYTES = 200_000
 _SAMPLING_SHARE, _LEARNING_SHARE = 0.5, 0.2
 #: The largest factor that a calibration believes, see `MessageCosts.cold`.
 MOST_COLD = 4.0
+#: The largest factor that a calibration believes, and the seconds of each half of its measurement,
+#: see `Costs.crowded`.
+MOST_CROWDED, CROWDING_S = 3.0, 0.5
 #: The pause before each measurement of a function. In a run, other work lies between two calls of
 #: the function, and the caches hold other data.
 PAUSE_S = 0.001
@@ -125,7 +129,8 @@ def calibrate(
     if messages is None:
         costs = _with_messages(experiment, config, costs, examples, nodes)
     else:
-        kept = ("message", "remote_message", "exchange_s", "exchange_byte_s", "start_s")
+        exchange = ("exchange_s", "exchange_wait_s", "exchange_byte_s", "shared_exchange_s")
+        kept = ("message", "remote_message", *exchange, "crowded", "start_s")
         costs = dataclasses.replace(costs, **{name: getattr(messages, name) for name in kept})
     return Calibration(experiment, config, costs, examples)
 
@@ -341,11 +346,13 @@ class Pings(NamedTuple):
 
     Attributes:
         driver_s: processor time of the driver.
+        send_s: the part of it that sends the call.
         worker_s: processor time of the worker.
         wall_s: median duration.
     """
 
     driver_s: float
+    send_s: float
     worker_s: float
     wall_s: float
 
@@ -360,21 +367,23 @@ def measure_pings(
         calls.send(handle, ping, WEIGHTS, num_bytes, sleep_s)
     first: dict[int, float] = {}
     last: dict[int, float] = {}
-    began_cpu_s, walls = 0.0, []
+    began_cpu_s, sending_s, walls = 0.0, 0.0, []
     for number in range(count + 20):
         if number == 20:  # the first calls warm up
-            began_cpu_s, first = time.process_time(), dict(last)
+            began_cpu_s, sending_s, first = time.process_time(), 0.0, dict(last)
         began_s = time.monotonic()
         reply = calls.first()
         last[reply.worker.index] = reply.value[1]
         workers.local.policy.version += 1  # so that each call carries weights
+        send_s = time.thread_time()
         calls.send(reply.worker, ping, WEIGHTS, num_bytes, sleep_s)
+        sending_s += time.thread_time() - send_s
         walls.append(time.monotonic() - began_s)
     driver_s, wall_s = time.process_time() - began_cpu_s, statistics.median(walls)
     calls.wait()
     calls.clear()
     used_s = sum(last[index] - first.get(index, last[index]) for index in last)
-    return Pings(driver_s / count, used_s / count, wall_s)
+    return Pings(driver_s / count, sending_s / count, used_s / count, wall_s)
 
 
 def _with_messages(
@@ -393,6 +402,8 @@ def _with_messages(
             workers.up()
             started = _start_cpu_s(workers)
             measured.append(_message_costs(workers, two, examples))
+            if kind == kinds[0]:
+                costs = dataclasses.replace(costs, crowded=crowding(workers))
             if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and kind != "ray":
                 costs = _with_exchange(workers, experiment, costs)
         finally:
@@ -413,13 +424,15 @@ def _message_costs(workers: WorkerSet, config: WorkerConfig, examples: Examples)
     idle = measure_pings(workers, 1000, 0.004, NUM_PINGS // 2, 1)
     busy = measure_pings(workers, 1000, 0.0, NUM_PINGS, 2)
     large = measure_pings(workers, LARGE_BYTES, 0.0, NUM_PINGS, 2)
-    own_s = own_code_s(config, examples)
+    own = own_code(config, examples)
     byte_s = max(0.0, (large.driver_s - busy.driver_s) / (LARGE_BYTES - 1000))
     weights_bytes = examples.policy.flat.params.nbytes
+    send_s = max(0.0, busy.send_s - own.send_s - byte_s * weights_bytes)
     fixed_s = byte_s * (1000 + weights_bytes)
     latency_s = max(0.0, idle.wall_s - 0.004 - idle.driver_s - idle.worker_s)
     return MessageCosts(
-        driver_s=max(0.0, busy.driver_s - own_s - fixed_s),
+        driver_s=max(0.0, busy.driver_s - own.driver_s - fixed_s - send_s),
+        send_s=send_s,
         cold=min(MOST_COLD, max(1.0, idle.driver_s / busy.driver_s)),
         byte_s=byte_s,
         worker_s=idle.worker_s,
@@ -427,7 +440,7 @@ def _message_costs(workers: WorkerSet, config: WorkerConfig, examples: Examples)
     )
 
 
-def own_code_s(config: WorkerConfig, examples: Examples) -> float:
+def own_code(config: WorkerConfig, examples: Examples) -> Pings:
     """Returns the processor time of the driver's own code in one call of `ping`, and of unpickling
     its answer. A simulation measures both itself, so they must not be part of the cost of a
     message."""
@@ -436,30 +449,96 @@ def own_code_s(config: WorkerConfig, examples: Examples) -> float:
     stage = Stage(scene, examples, 0, 1)
     transport = VirtualTransport(scene, lambda make, args: StandInWorker(stage, *args), lambda _: 0)
     workers = StandInWorkerSet(stage, config, transport)
-    began_s = 0.0
+    began_s = sending_s = 0.0
     calls = Calls(workers, "calibration")
     chosen = workers.up()
     scene.begin_own_time()
+
+    def so_far_s() -> float:
+        scene.note_own_time()
+        scene.begin_own_time()
+        return scene.driver_s["own code"] + scene.driver_s["messages"]
+
     for handle in chosen:
         calls.send(handle, ping, WEIGHTS, 0, 0.0)
     for number in range(220):
         if number == 20:
-            began_s = scene.driver_s["own code"] + scene.driver_s["messages"]
+            began_s, sending_s = so_far_s(), 0.0
         reply = calls.first()
         workers.local.policy.version += 1
+        send_s = so_far_s()
         calls.send(reply.worker, ping, WEIGHTS, 0, 0.0)
-    return (scene.driver_s["own code"] + scene.driver_s["messages"] - began_s) / 200
+        sending_s += so_far_s() - send_s
+    return Pings((so_far_s() - began_s) / 200, sending_s / 200, 0.0, 0.0)
 
 
-def sum_many(worker: RolloutWorker, count: int, size: int) -> tuple[float, float]:
+@contextmanager
+def on_one_core(core: int | None) -> Iterator[None]:
+    """This thread only uses one core meanwhile. None, and systems that cannot do this, leave the
+    choice to the system."""
+    if core is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def sample_and_learn(worker: RolloutWorker, core: int | None, seconds: float) -> float:
+    """Runs in a worker: samples fragments, and computes their gradients if the policy
+    computes gradients of fragments. Returns the processor time of one fragment."""
+    policy: Any = worker.policy
+    learns, count = policy.learns_from is SampleBatch and policy.gives_gradients(), 0
+    with on_one_core(core):
+        worker.next_batch()
+        began_s, until_s = time.thread_time(), time.monotonic() + seconds
+        while not count or time.monotonic() < until_s:
+            batch = worker.next_batch()
+            if learns:
+                for _ in policy.minibatch_gradients(batch):
+                    pass
+            count += 1
+        return (time.thread_time() - began_s) / count
+
+
+def crowding(workers: WorkerSet) -> float:
+    """Measures `Costs.crowded`: the processor time of a fragment if two workers share a core,
+    compared with the time if one of them has the core for itself."""
+    calls = Calls(workers, "calibration")
+    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    means = []
+    for chosen in (workers.up()[:1], workers.up()):
+        for handle in chosen:
+            calls.send(handle, sample_and_learn, core, CROWDING_S)
+        means.append(statistics.fmean(reply.value for reply in calls.all()))
+    alone_s, together_s = means
+    return min(MOST_CROWDED, max(1.0, together_s / alone_s))
+
+
+def sum_many(
+    worker: RolloutWorker, count: int, size: int, core: int | None = None
+) -> tuple[float, float]:
     """Runs in a rank: sums a vector `count` times over all ranks. Returns the mean processor time
-    and the mean duration of one sum."""
-    tensor = torch.zeros(size)
-    worker.state["group"].sum_(tensor)
-    began_s, wall_s = time.process_time(), time.monotonic()
-    for _ in range(count):
+    and the median duration of one sum.
+
+    Args:
+        worker: the rank.
+        count: number of sums.
+        size: length of the vector.
+        core: the only core that this rank uses. None means any core.
+    """
+    tensor, walls = torch.zeros(size), list[float]()
+    with on_one_core(core):
         worker.state["group"].sum_(tensor)
-    return (time.process_time() - began_s) / count, (time.monotonic() - wall_s) / count
+        began_s = time.process_time()
+        for _ in range(count):
+            wall_s = time.monotonic()
+            worker.state["group"].sum_(tensor)
+            walls.append(time.monotonic() - wall_s)
+        return (time.process_time() - began_s) / count, statistics.median(walls)
 
 
 def _with_exchange(workers: WorkerSet, experiment: Experiment, costs: Costs) -> Costs:
@@ -467,10 +546,19 @@ def _with_exchange(workers: WorkerSet, experiment: Experiment, costs: Costs) -> 
     options: Any = experiment.optimizer
     group = RankGroup(workers, options.backend, options.allreduce_timeout_s)
     group.ensure()
-    size = round(costs.learning[0].sum_bytes / 4) if costs.learning else 1000
-    small = [value[0] for value in group.call_ranks(sum_many, 200, 16).values()]
-    large = [value[0] for value in group.call_ranks(sum_many, 200, max(size, 1000)).values()]
-    byte_s = max(0.0, (np.mean(large) - np.mean(small)) / (4 * max(size, 1000)))
+    size = max(1000, round(costs.learning[0].sum_bytes / 4) if costs.learning else 0)
+    core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+    def mean(size: int, core: int | None = None) -> tuple[float, float]:
+        values = group.call_ranks(sum_many, 200, size, core).values()
+        cpu_s, wall_s = np.mean(list(values), axis=0)
+        return float(cpu_s), float(wall_s)
+
+    (small_s, wall_s), (large_s, _), (shared_s, _) = mean(16), mean(size), mean(16, core)
     return dataclasses.replace(
-        costs, exchange_s=float(np.mean(small)), exchange_byte_s=float(byte_s)
+        costs,
+        exchange_s=small_s,
+        exchange_wait_s=max(0.0, wall_s - small_s),
+        exchange_byte_s=max(0.0, (large_s - small_s) / (4 * size)),
+        shared_exchange_s=max(small_s, shared_s),
     )

@@ -51,7 +51,9 @@ class MessageCosts(NamedTuple):
     """The cost of one call besides the work of its function.
 
     Attributes:
-        driver_s: processor time of the driver, if it is busy all the time.
+        driver_s: processor time of the driver to take the answer, if it is busy all the time.
+        send_s: processor time of the driver to send the call. A worker whose call is sent later
+            begins later.
         cold: factor on the processor time of the driver after it has waited, because its caches
             then hold other data. It applies to the first `WARM_UP_S` of work.
         byte_s: processor time of the driver for each byte that it sends or receives.
@@ -60,6 +62,7 @@ class MessageCosts(NamedTuple):
     """
 
     driver_s: float = 0.0
+    send_s: float = 0.0
     cold: float = 1.0
     byte_s: float = 0.0
     worker_s: float = 0.0
@@ -105,8 +108,15 @@ class Costs:
         errors_s: `(rows, seconds)` of computing TD errors.
         message: the cost of a call to a process on the driver's node.
         remote_message: the cost of a call to a process on another node. None if not measured.
-        exchange_s: time of one exchange with another rank in an all-reduce.
-        exchange_byte_s: time of one exchange for each byte.
+        exchange_s: processor time of one exchange with another rank in an all-reduce, if each rank
+            has a core of its own.
+        exchange_wait_s: the rest of the duration of such an exchange: the time until a rank that
+            waits for its partner goes on, once the partner's value has come.
+        exchange_byte_s: processor time of one exchange for each byte.
+        shared_exchange_s: processor time of one exchange if ranks share cores. An exchange then
+            switches a core from one process to another. 0 if it was not measured.
+        crowded: factor on the processor time of all work on a node whose workers share cores,
+            because the caches of a core then hold the data of several processes.
         start_s: processor time of the start of a worker.
         spread: relative standard error of the repeated measurements of processor time.
     """
@@ -122,7 +132,10 @@ class Costs:
     message: MessageCosts = NO_COSTS
     remote_message: MessageCosts | None = None
     exchange_s: float = 0.0
+    exchange_wait_s: float = 0.0
     exchange_byte_s: float = 0.0
+    shared_exchange_s: float = 0.0
+    crowded: float = 1.0
     start_s: float = 0.0
     spread: float = 0.0
 
@@ -195,17 +208,33 @@ class Costs:
             return float(np.exp(self.spread * rng.standard_normal()))
 
         learn, message = factor(), factor()
+        drawn = dataclasses.replace(
+            self, step_cpu_s=self.step_cpu_s[places], step_wait_s=self.step_wait_s[places]
+        )
         return dataclasses.replace(
-            self,
-            step_cpu_s=self.step_cpu_s[places],
-            step_wait_s=self.step_wait_s[places],
-            gradient_s=tuple(seconds * learn for seconds in self.gradient_s),
-            apply_s=self.apply_s * learn,
-            learning=tuple(one._replace(seconds=one.seconds * learn) for one in self.learning),
-            transitions_s=tuple((rows, seconds * learn) for rows, seconds in self.transitions_s),
-            errors_s=tuple((rows, seconds * learn) for rows, seconds in self.errors_s),
+            drawn._with_learning(learn),
             message=_scaled(self.message, message),
             remote_message=self.remote_message and _scaled(self.remote_message, message),
+        )
+
+    def on_shared_cores(self) -> Costs:
+        """Returns the costs on nodes whose workers share cores, see `crowded`."""
+        return dataclasses.replace(
+            self._with_learning(self.crowded),
+            step_cpu_s=self.step_cpu_s * self.crowded,
+            fragment_s=self.fragment_s * self.crowded,
+            exchange_s=self.shared_exchange_s or self.exchange_s,
+        )
+
+    def _with_learning(self, factor: float) -> Costs:
+        """Returns the costs with all times of learning multiplied by `factor`."""
+        return dataclasses.replace(
+            self,
+            gradient_s=tuple(seconds * factor for seconds in self.gradient_s),
+            apply_s=self.apply_s * factor,
+            learning=tuple(one._replace(seconds=one.seconds * factor) for one in self.learning),
+            transitions_s=tuple((rows, seconds * factor) for rows, seconds in self.transitions_s),
+            errors_s=tuple((rows, seconds * factor) for rows, seconds in self.errors_s),
         )
 
 

@@ -19,6 +19,9 @@ CANDIDATES = ("SyncPPO", "IMPALA", "A3C", "A2C", "DDPPO", "ApexDQN", "DQN", "SAC
 ENVS = (1, 4, 16)
 #: The fragments of the best number of environments are also tried with this factor.
 LONGER = 4
+#: By default, this number of workers for each core are tried. More would take long to start, and
+#: each of them needs some hundred megabytes.
+WORKERS_PER_CORE = 8
 #: Rates within this share of the highest rate count as equal. The lag then decides.
 EQUAL = 0.05
 
@@ -64,6 +67,10 @@ def plan(
         float | None,
         typer.Option(min=0.1, help="Cores of the machine. Default: the cores of this machine."),
     ] = None,
+    most_workers: Annotated[
+        int | None,
+        typer.Option(min=1, help="The most workers to try. Default: 8 for each core."),
+    ] = None,
 ) -> None:
     """Rank strategies for an environment by predicted rate and lag, not by return."""
     with bad_input():
@@ -71,7 +78,8 @@ def plan(
 
         import_from(Path.cwd())
         own = cores or float(os.cpu_count() or 1)
-        choices, refused, left = choices_for(env, changes or [], minutes * 60.0, own)
+        most = most_workers or max(1, round(WORKERS_PER_CORE * own))
+        choices, refused, left = choices_for(env, changes or [], minutes * 60.0, own, most)
     if not choices:
         fail("no strategy fits this environment:\n" + "\n".join(refused), FAILED)
     ranked = rank(choices)
@@ -90,7 +98,7 @@ def plan(
 
 
 def choices_for(
-    env: str, changes: Sequence[str], seconds: float, cores: float
+    env: str, changes: Sequence[str], seconds: float, cores: float, most_workers: int
 ) -> tuple[list[Choice], list[str], list[str]]:
     """Calibrates and simulates the candidates, for about `seconds`.
 
@@ -131,7 +139,7 @@ def choices_for(
                     until_s = time.monotonic() + own_s
                 best += [
                     (one, calibration)
-                    for one in _grown(preset, own, calibration, cores, share_s / 2)
+                    for one in grown(preset, own, calibration, cores, share_s / 2, most_workers)
                 ]
             except ConfigError as error:
                 left.append(f"{preset} {' '.join(own)}: {str(error).splitlines()[0][:100]}")
@@ -145,16 +153,23 @@ def choices_for(
     return choices, refused, left
 
 
-def _grown(
-    preset: str, own: tuple[str, ...], calibration: Any, cores: float, seconds: float
+def grown(
+    preset: str,
+    own: tuple[str, ...],
+    calibration: Any,
+    cores: float,
+    seconds: float,
+    most_workers: int,
 ) -> list[Choice]:
-    """Simulates a calibrated variant with 1, 2, 4 and more workers, until more workers gain less
-    than a tenth. Returns what was simulated."""
+    """Simulates a calibrated variant with 1, 2, 4 and more workers, up to `most_workers`, until
+    more workers gain less than a tenth. Returns what was simulated."""
     from polopt.simulation.predictions import Machines, simulate
 
     found: list[Choice] = []
     for power in range(8):
         count = 2**power
+        if count > most_workers:
+            break
         try:
             one = simulate(calibration, count, Machines(1, cores), budget_s=seconds / 8)
         except ConfigError:  # such as fewer workers than shards

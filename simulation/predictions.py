@@ -141,6 +141,8 @@ def simulate(
         options = options.model_copy(update={"learning_starts": soon})
     cls: Any = experiment.optimizer_class
     cls.check_options(rollout, options)
+    if -(-workers // machines.nodes) > machines.cores:
+        costs = costs.on_shared_cores()
     link = Link(machines.latency_s, machines.bandwidth)
     scene = Scene(costs, [machines.cores] * machines.nodes, link, own_code)
     early = getattr(options, "fraction_workers", 1.0) < 1.0

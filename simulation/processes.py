@@ -40,43 +40,46 @@ PORTION_S = 2e-5
 NUM_ENCODED = 9
 
 
-class Barrier:
-    """A sum over all ranks: each rank waits until all have come.
+class Meeting:
+    """Two ranks exchange values: each waits until the other has come.
 
     Args:
-        size: number of ranks.
+        engine: the clock.
+        wake_s: the time after which the rank that came first goes on, because its core has to wake
+            up.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.waiting: list[Callable[[], None]] = []
+    def __init__(self, engine: Engine, wake_s: float) -> None:
+        self._engine = engine
+        self._wake_s = wake_s
+        self._first: Callable[[], None] | None = None
 
     def come(self, go_on: Callable[[], None]) -> None:
-        """A rank has come. Once all ranks have come, they all go on."""
-        self.waiting.append(go_on)
-        if len(self.waiting) == self.size:
-            waiting, self.waiting = self.waiting, []
-            for one in waiting:
-                one()
+        """A rank has come. Once both have come, they both go on."""
+        if self._first is None:
+            self._first = go_on
+            return
+        self._engine.at(self._engine.now_s + self._wake_s, self._first)
+        go_on()
 
 
 class Part(NamedTuple):
     """One part of the program of a call.
 
     Attributes:
-        kind: `compute` needs a core, `wait` only takes time, `barrier` waits for other ranks.
-        seconds: duration, with a core of its own. 0 for a barrier.
+        kind: `compute` needs a core, `wait` only takes time, `meet` waits for another rank.
+        seconds: duration, with a core of its own. 0 for a meeting.
         phase: the worker's phase.
         steps: vector steps of the fragment that are complete after this part. 0 if the part does
             not sample.
-        barrier: the barrier.
+        meeting: the meeting with another rank.
     """
 
     kind: str
     seconds: float
     phase: str
     steps: int = 0
-    barrier: Barrier | None = None
+    meeting: Meeting | None = None
 
 
 class Program:
@@ -101,9 +104,9 @@ class Program:
         if wait_s > 0.0:
             self.parts.append(Part("wait", wait_s, phase, steps))
 
-    def meet(self, barrier: Barrier) -> None:
-        """Adds a barrier."""
-        self.parts.append(Part("barrier", 0.0, self._phases[-1], 0, barrier))
+    def meet(self, meeting: Meeting) -> None:
+        """Adds a meeting with another rank."""
+        self.parts.append(Part("meet", 0.0, self._phases[-1], 0, meeting))
 
     @contextmanager
     def phase(self, name: str) -> Any:
@@ -201,6 +204,12 @@ class Scene:
         self.engine.spend(self.driver_node, seconds)
         self.driver_s[what] += seconds
 
+    def handle_message(self, seconds: float) -> None:
+        """The driver sends a message, or takes one. Its own code goes on afterwards."""
+        self.note_own_time()
+        self.work("messages", seconds)
+        self.begin_own_time()
+
     def clock(self) -> float:
         """The virtual time, with the driver's own code so far."""
         if self._own_since_s is not None and self.own_code:
@@ -241,7 +250,7 @@ class VirtualTicket(Ticket):
         done: True once the answer has arrived in the driver.
         arrival: number of the answer in order of arrival.
         was_awaited: whether the driver had nothing to do when the answer arrived.
-        num_bytes: bytes of the arguments and of the answer.
+        num_bytes: bytes of the answer.
         decode_s: processor time of unpickling the answer.
         limit: number of steps after which fragments of the call end early.
     """
@@ -306,8 +315,10 @@ class VirtualChannel(Channel):
     def send(self, message: Message) -> VirtualTicket:
         assert self.alive, f"{message.name} called in {self.name}, which is dead"
         ticket = VirtualTicket(self, message)
-        ticket.num_bytes = payload_bytes(message.args)
-        self._travel(ticket.num_bytes, lambda: self._take(ticket))
+        num_bytes = payload_bytes(message.args)
+        costs = self.scene.message_costs(self.node)
+        self.scene.handle_message(costs.send_s + costs.byte_s * num_bytes)
+        self._travel(num_bytes, lambda: self._take(ticket))
         return ticket
 
     def _travel(self, num_bytes: int, arrive: Callable[[], None]) -> None:
@@ -375,8 +386,8 @@ class VirtualChannel(Channel):
         elif part.kind == "wait":
             engine.at(engine.now_s + part.seconds, self._part_ended)
         else:
-            assert part.barrier is not None
-            part.barrier.come(self._part_ended)
+            assert part.meeting is not None
+            part.meeting.come(self._part_ended)
 
     def _part_ended(self) -> None:
         if not self.alive or self._running is None:
@@ -403,7 +414,7 @@ class VirtualChannel(Channel):
             self.scene.phase_s[phase] = self.scene.phase_s.get(phase, 0.0) + seconds
         by_reference = isinstance(ticket.answer.value, Reference)
         num_bytes = 0 if by_reference else record.num_bytes
-        ticket.num_bytes += num_bytes
+        ticket.num_bytes = num_bytes
         self._travel(num_bytes, lambda: self.transport.arrived(ticket))
         self._begin_next()
 
@@ -458,24 +469,29 @@ class VirtualTransport(Transport):
 
     def wait(self, tickets: Collection[Ticket], timeout_s: float) -> list[Ticket]:
         scene, engine = self.scene, self.scene.engine
-        # The next two lines look at every ticket, as other transports do. So they count as the
-        # driver's own code.
+        # This line looks at every ticket, as other transports do. So it counts as the driver's own
+        # code.
         ready = run_here(tickets) or self._arrived(tickets)
+        self._news.clear()
         scene.note_own_time()
-        ready = ready or self._arrived(tickets)  # what came while the driver's own code ran
         if not ready:
-            self._news.clear()
-            wanted, until_s = set(map(id, tickets)), engine.now_s + timeout_s
-            while not any(id(ticket) in wanted for ticket in self._news):
-                self._news.clear()
-                if not engine.run_next(until_s):
-                    if engine.next_s == float("inf") and timeout_s > 0.0:
-                        raise RuntimeError("the simulation waits for a call that never ends")
-                    break
-            for ticket in self._news:
-                ticket.was_awaited = True
+            wanted, until_s = set(tickets), engine.now_s + timeout_s
+            new = self._new_of(wanted)  # what came while the driver's own code ran
+            while not new and engine.run_next(until_s):
+                new = self._new_of(wanted)
+                for ticket in new:
+                    ticket.was_awaited = True
+            if not new and engine.next_s == float("inf") and timeout_s > 0.0:
+                raise RuntimeError("the simulation waits for a call that never ends")
+            ready = [*new]
         scene.begin_own_time()
-        return ready or self._arrived(tickets)
+        return ready
+
+    def _new_of(self, wanted: set[Ticket]) -> list[VirtualTicket]:
+        """Returns the wanted calls among the news, in order of arrival, and forgets the news."""
+        found = [ticket for ticket in self._news if ticket in wanted]
+        self._news.clear()
+        return found
 
     @staticmethod
     def _arrived(tickets: Collection[Ticket]) -> list[Ticket]:
@@ -488,13 +504,11 @@ class VirtualTransport(Transport):
         """The driver takes an answer, which costs processor time."""
         scene = self.scene
         costs = scene.message_costs(ticket.channel.node)
-        seconds = costs.driver_s + costs.byte_s * ticket.num_bytes + ticket.decode_s
         scene.note_own_time()
         if ticket.was_awaited:
             scene.cold_left_s = WARM_UP_S
-        scene.work("messages", seconds)
+        scene.handle_message(costs.driver_s + costs.byte_s * ticket.num_bytes + ticket.decode_s)
         scene.answered += 1
-        scene.begin_own_time()
 
     def waiting(self, channels: Sequence[Channel]) -> tuple[list[Channel], int]:
         return [], 0

@@ -30,7 +30,7 @@ from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.simulation.costs import Learning
-from polopt.simulation.processes import Barrier, DriverProgram, Program, Scene
+from polopt.simulation.processes import DriverProgram, Meeting, Program, Scene
 
 
 class Examples(NamedTuple):
@@ -49,19 +49,41 @@ class Examples(NamedTuple):
     stats: Mapping[str, float]
 
 
+def partners(rank: int, size: int) -> list[int]:
+    """Returns the ranks with which a rank exchanges values in one sum, one after the other, as in
+    `SocketAllReduce`."""
+    doubling = 1 << (size.bit_length() - 1)  # the largest power of two
+    if rank >= doubling:
+        return [rank - doubling, rank - doubling]
+    found = [rank ^ 1 << power for power in range(doubling.bit_length() - 1)]
+    beyond = [rank + doubling] if rank + doubling < size else []
+    return [*beyond, *found, *beyond]
+
+
 class Ranks:
-    """The barriers of all-reduce sums. The n-th sum of each rank belongs to the n-th barrier."""
+    """The meetings of ranks in all-reduce sums. The n-th sums of all ranks belong together."""
 
     def __init__(self, scene: Scene, size: int) -> None:
         self.scene = scene
         self.size = size
-        self._barriers: dict[int, Barrier] = {}
+        self._meetings: dict[tuple[int, ...], Meeting] = {}
         self._agreed: dict[int, Learning] = {}
 
-    def barrier(self, number: int) -> Barrier:
-        """Returns the barrier of the sum with this number."""
-        self._barriers.pop(number - 1000, None)
-        return self._barriers.setdefault(number, Barrier(self.size))
+    def meeting(self, number: int, place: int, rank: int, partner: int) -> Meeting:
+        """Returns the meeting of a rank and its partner.
+
+        Args:
+            number: number of the sum.
+            place: how many times the two have already met in this sum.
+            rank: one rank.
+            partner: the other rank.
+        """
+        key = number, place, *sorted((rank, partner))
+        known = self._meetings.pop(key, None)
+        if known is not None:
+            return known
+        made = self._meetings[key] = Meeting(self.scene.engine, self.scene.costs.exchange_wait_s)
+        return made
 
     def agreed(self, number: int, own: Learning) -> Learning:
         """Returns the learning in which all ranks make the same number of sums and updates,
@@ -76,14 +98,12 @@ class Ranks:
         return own._replace(updates=first.updates, sums=first.sums)
 
     def exchange_s(self, num_bytes: int) -> tuple[float, float]:
-        """Returns the processor time and the waiting time of one sum in one rank. A sum over n
-        ranks takes log2(n) exchanges."""
+        """Returns the processor time and the time on the link of one exchange in one rank."""
         costs, scene = self.scene.costs, self.scene
-        rounds = max(1, (self.size - 1).bit_length())
-        cpu_s = rounds * (costs.exchange_s + costs.exchange_byte_s * num_bytes)
+        cpu_s = costs.exchange_s + costs.exchange_byte_s * num_bytes
         if len(scene.engine.nodes) == 1:
             return cpu_s, 0.0
-        return cpu_s, rounds * (scene.link.latency_s + num_bytes / scene.link.bandwidth)
+        return cpu_s, scene.link.latency_s + num_bytes / scene.link.bandwidth
 
 
 class StandInGroup:
@@ -91,8 +111,9 @@ class StandInGroup:
 
     address = "simulated"
 
-    def __init__(self, ranks: Ranks, worker: StandInWorker) -> None:
+    def __init__(self, ranks: Ranks, rank: int, worker: StandInWorker) -> None:
         self._ranks = ranks
+        self._rank = rank
         self._worker = worker
         self._number = self._round = 0
         self.world_size = ranks.size
@@ -103,12 +124,16 @@ class StandInGroup:
         return self._ranks.agreed(self._round, own)
 
     def sum_(self, tensor: Any) -> None:
-        """Waits for all ranks. Each rank is assumed to give the same values."""
+        """Exchanges values with all partners. Each rank is assumed to give the same values."""
         program: Any = self._worker.program
         self._number += 1
-        program.meet(self._ranks.barrier(self._number))
         cpu_s, wait_s = self._ranks.exchange_s(tensor.numel() * tensor.element_size())
-        program.spend(cpu_s, wait_s)
+        met: set[int] = set()
+        for partner in partners(self._rank, self.world_size):
+            program.spend(cpu_s, wait_s)
+            again = int(partner in met)
+            program.meet(self._ranks.meeting(self._number, again, self._rank, partner))
+            met.add(partner)
         tensor *= self.world_size
 
     def close(self) -> None:
@@ -218,7 +243,7 @@ class Stage:
         self._ranks: dict[int, Ranks] = {}
 
     def ranks_of(self, generation: int, size: int) -> Ranks:
-        """Returns the barriers of a group of ranks."""
+        """Returns the ranks of a group."""
         return self._ranks.setdefault(generation, Ranks(self.scene, size))
 
 
@@ -342,7 +367,7 @@ def stand_in_policy(worker: StandInWorker) -> Any:
 
 def _listen(worker: Any, spec: Any, rank: int) -> str:
     ranks = worker.stage.ranks_of(spec.generation, spec.world_size)
-    worker.state["group"] = StandInGroup(ranks, worker)
+    worker.state["group"] = StandInGroup(ranks, rank, worker)
     return StandInGroup.address
 
 

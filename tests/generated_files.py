@@ -482,7 +482,7 @@ def _api_lines() -> Iterator[str]:
         "# Python interface",
         "",
         "The functions and classes that users call, with their arguments, fields and errors. "
-        "[write-an-optimizer.md](write-an-optimizer.md#public-names) lists what strategies use, "
+        "[strategy-names.md](strategy-names.md) lists what strategies use, "
         "and [options.md](options.md) lists the options. In Python, `help(polopt.NAME)` shows the "
         "same text for every name.",
         "",

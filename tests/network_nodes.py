@@ -6,6 +6,7 @@ Each node has its own address, and sees only its own processes. So Ray's command
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -20,6 +21,8 @@ from typing import Any
 #: The programs beside the interpreter, such as `ray`.
 BIN = Path(sys.executable).parent
 PORT = 6379
+#: Numbers the networks of this process.
+_MADE = itertools.count()
 
 
 def problem() -> str:
@@ -46,12 +49,14 @@ class Network:
     """
 
     def __init__(self, number: int) -> None:
-        own = os.getpid()
+        own = os.getpid() + 10_000 * next(_MADE)
         self._net = f"10.{64 + own // 256 % 64}.{own % 256}"
         self._bridge = f"plt{own}b"
         self._names = [f"plt{own}n{node}" for node in range(number)]
         self.address = f"{self.ip(0)}:{PORT}"
         self._inits: dict[int, subprocess.Popen[bytes]] = {}
+        self._relays: list[subprocess.Popen[str]] = []
+        self._delayed: set[int] = set()
         # A path of a socket has at most 107 characters.
         self.folder = Path(tempfile.mkdtemp(prefix="n", dir="/tmp"))
 
@@ -94,6 +99,9 @@ class Network:
         """Kills all processes, and removes the namespaces and the folder."""
         for node in list(self._inits):
             self.end(node)
+        for relay in self._relays:
+            relay.kill()
+            relay.wait(60)
         for name in (self._bridge, *self._names):
             _ip("netns", "del", name, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -113,6 +121,31 @@ class Network:
         command = ["tc", "-n", self._names[node], "qdisc", "replace", "dev", "eth0", *shape]
         subprocess.run(command, check=True, timeout=30)
 
+    def delay(self, node: int, seconds: float) -> None:
+        """Delays each frame to and from a node by `seconds`: a program takes the place of the link.
+        Only before a program runs on the node. `cut` and `limit` then do not work."""
+        name, device = self._names[node], f"tap{node}"
+        relay = Path(__file__).parent / "network_relay.py"
+        _ip("-n", name, "link", "del", "eth0")  # and the other end with it
+        for where in (name, self._bridge):
+            _ip("-n", where, "tuntap", "add", "dev", device, "mode", "tap")
+        _ip("-n", self._bridge, "link", "set", device, "master", "br0")
+        _ip("-n", name, "addr", "add", f"{self.ip(node)}/24", "dev", device)
+        for where in (name, self._bridge):
+            _ip("-n", where, "link", "set", device, "up")
+        _ip("-n", name, "route", "add", "default", "via", f"{self._net}.254")
+        self._relays.append(
+            subprocess.Popen(
+                [sys.executable, str(relay), name, self._bridge, device, str(seconds)],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+        )
+        said = self._relays[-1].stdout
+        assert said is not None
+        assert said.readline() == "ready\n"
+        self._delayed.add(node)
+
     # ---- processes ------------------------------------------------------------------------------
 
     def start(
@@ -129,7 +162,8 @@ class Network:
                 "TMPDIR": str(own),
                 "RAY_TMPDIR": str(own),
                 "RAY_USAGE_STATS_ENABLED": "0",
-                "GLOO_SOCKET_IFNAME": "eth0",  # the name of this host has another address
+                # The name of this host has another address.
+                "GLOO_SOCKET_IFNAME": f"tap{node}" if node in self._delayed else "eth0",
                 **(env or {}),
             },
             text=True,
@@ -172,8 +206,10 @@ class Network:
             time.sleep(0.1)
 
     def end(self, node: int) -> None:
-        """Kills all processes of a node."""
-        init = self._inits.pop(node)
+        """Kills all processes of a node, if it has any."""
+        init = self._inits.pop(node, None)
+        if init is None:
+            return
         init.kill()  # `unshare --kill-child` takes all others with it
         init.wait(60)
 

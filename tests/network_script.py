@@ -16,7 +16,10 @@ import ray
 from chaos_runs import PacedCartPole, steps_until
 from fakes import make_optimizer, worker_config
 from network_nodes import wait_for_nodes
+from ray import tune
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+import polopt
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.worker_set import WorkerSet
@@ -107,6 +110,56 @@ def slow_link(name: str) -> dict[str, Any]:
     ask("free")
     more_updates(optimizer, 20, 300.0)
     return report(optimizer, slow_s=slow_s, num_bytes=optimizer.policy.flat.params.nbytes)
+
+
+def rounds(name: str) -> dict[str, Any]:
+    """Trains with four workers, so some are beyond the driver's node. Measures five updates."""
+    optimizer = make(name, 4)
+    steps_until(optimizer, lambda: all_up(optimizer), 120.0)
+    more_updates(optimizer, 2, 300.0)
+    before = optimizer.metrics.num_updates
+    seconds = more_updates(optimizer, 5, 300.0)
+    updates = optimizer.metrics.num_updates - before
+    return report(optimizer, seconds_each=seconds / updates)
+
+
+def tune_trial(folder: str) -> dict[str, Any]:
+    """Runs a trial of Tune while the driver's node has no free CPU."""
+    own = ray.get_runtime_context().get_node_id()
+    here = NodeAffinitySchedulingStrategy(own, soft=False)
+    holder = Holder.options(scheduling_strategy=here).remote()  # type: ignore[attr-defined]
+    ray.get(holder.hold.remote(), timeout=120.0)
+    tuner = tune.Tuner(
+        polopt.SyncPPO,
+        param_space={
+            "env": "CartPole-v1",
+            "num_workers": 2,
+            "num_cpus_per_worker": 0.5,
+            "train_batch_size": 80,
+            "rollout_fragment_length": 20,
+        },
+        run_config=tune.RunConfig(
+            storage_path=folder,
+            stop={"training_iteration": 2},
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=True),
+        ),
+    )
+    (result,) = tuner.fit()
+    assert result.error is None, result.error
+    trainer = polopt.SyncPPO({"env": "CartPole-v1", "num_workers": 0})
+    trainer.restore(result.checkpoint.path)
+    steps = trainer.optimizer.metrics.num_env_steps_sampled
+    trainer.stop()
+    trial = result.metrics
+    return {"ip": trial["node_ip"], "steps": trial["num_env_steps_sampled_lifetime"], "kept": steps}
+
+
+@ray.remote(num_cpus=2)
+class Holder:
+    """Holds the CPUs of a node."""
+
+    def hold(self) -> None:
+        """Returns once the actor has its CPUs."""
 
 
 def lose_node(name: str, how: str) -> dict[str, Any]:

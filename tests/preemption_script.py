@@ -20,6 +20,7 @@ import gymnasium
 import ray
 from chaos_runs import steps_until
 from fakes import make_optimizer, pid_of, worker_config
+from plugin_page import PLUGINS, plugin
 from ray._raylet import GcsClient
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
@@ -71,6 +72,8 @@ def alive(node: str) -> bool:
 
 def main(name: str, number: str, folder: str) -> dict[str, Any]:
     ray.cloudpickle.register_pickle_by_value(sys.modules["__main__"])
+    if name in PLUGINS:
+        plugin(name)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     there = [cluster.add_node(num_cpus=2) for _ in range(2)]
     ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -120,6 +123,7 @@ def main(name: str, number: str, folder: str) -> dict[str, Any]:
     found = {
         "counted": optimizer.metrics.num_env_steps_sampled + sum(r.counts.env_steps for r in kept),
         "made": sum(path.stat().st_size for path in Path(folder).iterdir()),
+        "num_worker_preemptions": sum(g.stats()["num_worker_preemptions"] for g in groups),
         "left_by_drain": by_drain,
         "left_by_sigterm": left() - by_drain,
         "least_up": least_up,

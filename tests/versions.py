@@ -11,8 +11,9 @@ no test runs.
 - `oldest`: the lower bound `>=X` of each requirement in setup.cfg, in `install_requires` and in the
   extra `dashboard`, becomes `==X`. Everything else is the newest version that fits.
 - `newest`: the newest versions of the registry. setup.cfg has no upper bounds. Deprecation warnings
-  of Ray, Gymnasium, torch and NumPy are errors (`DEPRECATIONS_ARE_ERRORS`), so that this mode fails
-  before a later release removes what polopt uses.
+  of Ray, Gymnasium, torch and NumPy about a call by polopt or by one of them are errors
+  (`DEPRECATIONS_ARE_ERRORS`), so that this mode fails before a later release removes what polopt
+  uses.
 - `wheel`: builds the sdist, and the wheel from the sdist, into `dist/`. Checks both with twine.
   Installs the wheel with the versions of constraints.txt. Then runs the tests of the unpacked
   sdist, without the folders of the package, so that Python can only import the installed wheel. The

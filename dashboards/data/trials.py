@@ -69,8 +69,8 @@ class Trial:
         config_is_of_tune: whether `config` comes from Tune's state, which contains hashes instead
             of the names of classes and functions.
         state: `pending`, `starting`, `running`, `paused`, `finished`, `pruned by <scheduler>`,
-            `failed`, `stopped`, `not started` or `no results`. `docs/dashboards.md` explains the
-            states.
+            `failed`, `stopped`, `not started` or `no results`. `docs/dashboard-reference.md`
+            explains the states.
         error: the end of the trial's error file, which contains a traceback, or the reason why the
             file cannot be read. Empty without the file.
         declared: the optimizer's declaration of its plots and metrics, from `TAB_FILE`. None if

@@ -41,11 +41,8 @@ class FastCPU(AddOn):
         if method == "backward":
             from polopt.policies.fast_cpu.closed_forms import gradient_of
 
-            for module in (
-                "numpy_q",
-                "numpy_sac",
-                "numpy_td3",
-            ):  # these modules register closed forms
+            # These modules register closed forms.
+            for module in ("numpy_crossq", "numpy_q", "numpy_sac", "numpy_td3"):
                 import_module(f"polopt.policies.fast_cpu.{module}")
             return gradient_of(policy, off)
         if off:
@@ -54,9 +51,10 @@ class FastCPU(AddOn):
             from polopt.policies.fast_cpu.numpy_backend import numpy_backend
 
             return Replacement(policy, type(policy), (), numpy_backend(policy))
+        from polopt.policies.fast_cpu.numpy_crossq import normed_actor
         from polopt.policies.fast_cpu.numpy_q import acting_network
 
-        network = acting_network(policy.model)
+        network = normed_actor(policy.model) or acting_network(policy.model)
         compute = None if network is None else network.action_params
         return Replacement(policy, type(policy), (), compute)
 

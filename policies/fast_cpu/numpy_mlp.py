@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor, nn
 
+from polopt.policies.fast_cpu.linear_layer import LinearLayer
 from polopt.policies.fast_cpu.side_by_side import side_by_side
 from polopt.policies.networks.actor_critics import MLPNetwork
 
@@ -87,7 +88,7 @@ class NumpyMLP:
             size = len(self._log_std)
             self._log_std_grad += np.add.reduce(by_params[:, size:], axis=0)
             by_params = by_params[:, :size]
-        needed = bool(self._shared.weights)
+        needed = bool(self._shared.steps)
         by_outputs: list[Any] = [partial(self._policy.backward, done.policy, by_params, needed)]
         if by_values is not None:
             by_outputs.append(partial(self._value.backward, done.value, by_values[:, None], needed))
@@ -124,23 +125,16 @@ class Layers:
     """
 
     def __init__(self, linears: list[nn.Linear], relu: bool, activate_last: bool = False) -> None:
-        self.weights = [m.weight.detach().numpy() for m in linears]  # [out, in]
-        self._grads = [
-            (m.weight.grad.numpy(), m.bias.grad.numpy())
-            for m in linears
-            if m.weight.grad is not None and m.bias.grad is not None
-        ]
         self._relu = relu
-        #: The number of multiplications of a forward pass for one row.
-        self.work = sum(weight.size for weight in self.weights)
         self._activated = len(linears) if activate_last else len(linears) - 1
-        # For each layer: the transposed weight, the bias, and zeros `[out]` if the activation
-        # follows. These are made only once, because the policy acts in every environment step. With
-        # an array of zeros, NumPy computes a maximum three times as fast as with the number 0.
-        self._steps = [
-            (weight.T, linear.bias.detach().numpy(), _zeros_after(weight, i < self._activated))
-            for i, (weight, linear) in enumerate(zip(self.weights, linears, strict=True))
+        self.steps = [
+            LinearLayer(linear, relu and i < self._activated) for i, linear in enumerate(linears)
         ]
+        self._with_tanh = [
+            (step, i < self._activated and not relu) for i, step in enumerate(self.steps)
+        ]
+        #: The number of multiplications of a forward pass for one row.
+        self.work = sum(step.weight.size for step in self.steps)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[N, out]` from inputs `[N, in]`."""
@@ -149,14 +143,10 @@ class Layers:
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Returns a list of the input and the outputs of all layers."""
         done = [x]
-        for weight, bias, zeros in self._steps:
-            x = x.dot(weight)  # for 8 rows, the overhead of `@` would be a third of the time
-            x += bias
-            if zeros is not None:
-                if self._relu:
-                    np.maximum(x, zeros, out=x)
-                else:
-                    np.tanh(x, out=x)
+        for step, has_tanh in self._with_tanh:
+            x = step(x)
+            if has_tanh:
+                np.tanh(x, out=x)
             done.append(x)
         return done
 
@@ -176,40 +166,27 @@ class Layers:
             the gradient with respect to the inputs, `[B, in]`. The result is undefined if `needed`
             is False.
         """
-        for i in reversed(range(len(self.weights))):
+        for i in reversed(range(len(self.steps))):
+            step = self.steps[i]
             if i < self._activated:
-                out = done[i + 1]
-                # The derivative of tanh is 1 - out^2. The derivative of ReLU is 1 if out > 0.
-                gradient = gradient * (out > 0.0 if self._relu else 1.0 - out * out)
+                gradient = gradient * slope(done[i + 1], self._relu)
             onward = needed or i > 0
             if learn and onward:
                 gradient, _ = side_by_side(
-                    len(gradient) * self.weights[i].size,
-                    partial(gradient.dot, self.weights[i]),
-                    partial(self._learn, i, gradient, done[i]),
+                    len(gradient) * step.weight.size,
+                    partial(step.by_inputs, gradient),
+                    partial(step.learn, gradient, done[i]),
                 )
             elif learn:
-                self._learn(i, gradient, done[i])
+                step.learn(gradient, done[i])
             elif onward:
-                gradient = gradient.dot(self.weights[i])
+                gradient = step.by_inputs(gradient)
         return gradient
 
-    def _learn(self, i: int, gradient: np.ndarray, inputs: np.ndarray) -> None:
-        """Adds the gradients of the weights and biases of layer `i`.
 
-        Args:
-            i: index of the layer.
-            gradient: gradient of the loss with respect to the outputs of the layer before its
-                activation, `[B, out]`.
-            inputs: inputs of the layer, `[B, in]`.
-        """
-        weight, bias = self._grads[i]
-        weight += gradient.T.dot(inputs)
-        bias += np.add.reduce(gradient, axis=0)
-
-
-def _zeros_after(weight: np.ndarray, activated: bool) -> np.ndarray | None:
-    return np.zeros(len(weight), np.float32) if activated else None
+def slope(out: np.ndarray, relu: bool) -> np.ndarray:
+    """The derivative of ReLU or tanh, from the outputs of ReLU or tanh."""
+    return out > 0.0 if relu else 1.0 - out * out
 
 
 def flat_rows(obs: np.ndarray) -> np.ndarray:

@@ -1,20 +1,21 @@
 """`sac`: the closed form of the gradients of SAC's losses, in NumPy.
 
-The matrix products take as long as in torch, but NumPy does not have the overhead of autograd. The
-gradient of the actor needs only the smaller Q-value of each row. So for this gradient, each critic
-does the backward pass only for the rows in which its Q-value is the smaller one. This is about half
-of all rows.
+NumPy does not have the overhead of autograd. The gradient of the actor needs only the smaller
+Q-value of each row. So for this gradient, each critic does the backward pass only for the rows in
+which its Q-value is the smaller one. This is about half of all rows.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
+from polopt.policies.fast_cpu.linear_layer import padded
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, flat_rows, value_layers
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
@@ -32,7 +33,7 @@ class SACLayers(NamedTuple):
     target_critics: list[Layers]
 
 
-class _Sample(NamedTuple):
+class Sample(NamedTuple):
     """New actions of a policy, and intermediate results for their gradients."""
 
     done: list[np.ndarray]  # activations of the actor
@@ -82,15 +83,14 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         the statistics, and the absolute TD errors `[B]`, which are means over the critics.
     """
     count = len(rows.rewards)
-    log_alpha = policy.log_alpha.detach().numpy()
-    alpha = np.float32(np.exp(log_alpha[0]))
+    alpha = alpha_of(policy)
     obs, next_obs = flat_rows(rows.obs), flat_rows(rows.next_obs)
 
-    noise = [_noise(policy, layers.actor, count) for _ in range(2)]
+    noise = [drawn_noise(policy, layers.actor.steps[-1].weight, count) for _ in range(2)]
     following, sample = side_by_side(
         count * layers.actor.work,
-        partial(_sampled, policy, layers.actor, next_obs, noise[0]),
-        partial(_sampled, policy, layers.actor, obs, noise[1]),
+        partial(sampled, policy, layers.actor.forward, next_obs, noise[0]),
+        partial(sampled, policy, layers.actor.forward, obs, noise[1]),
     )
 
     # Each of the two pieces has the work of one critic.
@@ -117,10 +117,12 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         errors = values.of_stored[-1][:, 0] - targets
         weighted = rows.weights * errors
         critic.backward(values.of_stored, (weighted / np.float32(count))[:, None], needed=False)
-        places = np.flatnonzero(is_worst)
-        own = [part[places] for part in values.of_new]
-        by_inputs = critic.backward(own, np.ones((len(places), 1), np.float32), True, learn=False)
-        by_actions[places] = by_inputs[:, obs.shape[1] :]
+        set_by_actions(
+            by_actions,
+            np.flatnonzero(is_worst),
+            values.of_new,
+            partial(critic.backward, needed=True, learn=False),
+        )
         return errors, 0.5 * float(np.dot(weighted, errors)) / count
 
     (errors, loss), (other_errors, other_loss) = side_by_side(
@@ -128,40 +130,51 @@ def sac(policy: Any, layers: SACLayers, rows: Any) -> tuple[dict[str, float], np
         partial(learn, critics[0], first, first_is_worst),
         partial(learn, critics[1], second, ~first_is_worst),
     )
-    vf_loss = loss + other_loss
-    # `by_raw` is the gradient of the actor's loss with respect to the actions before tanh. It is
-    # also the gradient with respect to the means. `by_log_std` is the gradient with respect to the
-    # log standard deviations.
-    each = np.float32(alpha / count)
-    by_raw = 2.0 * each * sample.actions
-    by_raw -= by_actions / np.float32(count) * (1.0 - sample.actions * sample.actions)
-    by_log_std = by_raw * sample.deviation - each
-    low, high = policy.log_std_bounds
-    by_log_std *= (sample.raw_log_std >= low) & (sample.raw_log_std <= high)
-    layers.actor.backward(sample.done, np.concatenate([by_raw, by_log_std], axis=1), needed=False)
-
-    log_prob = float(np.add.reduce(sample.log_prob)) / count
-    if policy.target_entropy is not None:
-        policy.log_alpha.grad -= log_prob + policy.target_entropy
+    layers.actor.backward(
+        sample.done, by_params_of(policy, alpha, sample, by_actions), needed=False
+    )
     worst = np.minimum(first.of_new[-1][:, 0], second.of_new[-1][:, 0])
-    policy_loss = float(alpha) * log_prob - float(np.add.reduce(worst)) / count
-    stats = {"vf_loss": vf_loss, "policy_loss": policy_loss, "entropy": -log_prob}
-    stats |= {"total_loss": vf_loss + policy_loss, "alpha_value": float(alpha)}
+    stats = learn_temperature(policy, alpha, sample, worst)
+    vf_loss = loss + other_loss
+    stats |= {"vf_loss": vf_loss, "total_loss": vf_loss + stats["policy_loss"]}
+    stats["alpha_value"] = float(alpha)
     mean_errors = 0.5 * (errors + other_errors)
     absolute = 0.5 * (np.abs(errors) + np.abs(other_errors))
     return stats | value_stats_of(mean_errors, targets), absolute
 
 
-def _noise(policy: Any, actor: Layers, count: int) -> np.ndarray:
-    """The noise `[B, A]` that `SACPolicy.sampled` would draw next."""
-    size = len(actor.weights[-1]) // 2
-    noise: np.ndarray = policy.shuffle.standard_normal((count, size), dtype=np.float32)
+def alpha_of(policy: Any) -> np.float32:
+    """The temperature."""
+    return np.float32(np.exp(policy.log_alpha.detach().numpy()[0]))
+
+
+def drawn_noise(policy: Any, head: np.ndarray, count: int) -> np.ndarray:
+    """The noise `[B, A]` that `SACPolicy.sampled` would draw next.
+
+    Args:
+        policy: has the random generator.
+        head: weights `[2 A, ...]` of the last layer of the actor.
+        count: B.
+    """
+    noise: np.ndarray = policy.shuffle.standard_normal((count, len(head) // 2), dtype=np.float32)
     return noise
 
 
-def _sampled(policy: Any, actor: Layers, obs: np.ndarray, noise: np.ndarray) -> _Sample:
-    """Does the same as `SACPolicy.sampled` in NumPy, with this noise `[B, A]`."""
-    done = actor.forward(obs)
+def sampled(
+    policy: Any,
+    forward: Callable[[np.ndarray], list[np.ndarray]],
+    obs: np.ndarray,
+    noise: np.ndarray,
+) -> Sample:
+    """Does the same as `SACPolicy.sampled` in NumPy.
+
+    Args:
+        policy: has the bounds of log standard deviations.
+        forward: returns a list of arrays. The last one is the outputs `[B, 2 A]` of the actor.
+        obs: `[B, O]`.
+        noise: `[B, A]`.
+    """
+    done = forward(obs)
     size = done[-1].shape[1] // 2
     mean, raw_log_std = done[-1][:, :size], done[-1][:, size:]
     log_std = np.clip(raw_log_std, *policy.log_std_bounds)
@@ -171,7 +184,74 @@ def _sampled(policy: Any, actor: Layers, obs: np.ndarray, noise: np.ndarray) -> 
     log_slope = 2.0 * (np.float32(math.log(2.0)) - raw - np.logaddexp(np.float32(0.0), -2.0 * raw))
     terms = 0.5 * noise * noise + log_std + log_slope
     log_prob = -np.add.reduce(terms, axis=1) - np.float32(size * _HALF_LOG_2PI)
-    return _Sample(done, raw_log_std, deviation, np.tanh(raw), log_prob)
+    return Sample(done, raw_log_std, deviation, np.tanh(raw), log_prob)
+
+
+def set_by_actions(
+    by_actions: np.ndarray,
+    places: np.ndarray,
+    of_new: list[np.ndarray],
+    backward: Callable[[list[np.ndarray], np.ndarray], np.ndarray],
+) -> None:
+    """Sets the rows `places` of `by_actions` to the gradients of the Q-values of a critic.
+
+    Args:
+        by_actions: `[B, A]`.
+        places: numbers of rows, in which this critic has the smallest Q-value.
+        of_new: activations of the critic for new actions, `[B, ...]`.
+        backward: computes the gradient with respect to the inputs of the critic, from activations
+            and the gradient with respect to its outputs.
+    """
+    count = len(places)
+    filled = np.zeros(padded(count), np.intp)
+    filled[:count] = places
+    own = [part[filled] for part in of_new]
+    by_inputs = backward(own, np.ones((len(filled), 1), np.float32))
+    by_actions[places] = by_inputs[:count, -by_actions.shape[1] :]
+
+
+def by_params_of(
+    policy: Any, alpha: np.float32, sample: Sample, by_actions: np.ndarray
+) -> np.ndarray:
+    """The gradient of the loss of the actor with respect to its outputs, `[B, 2 A]`.
+
+    Args:
+        policy: has the bounds of log standard deviations.
+        alpha: the temperature.
+        sample: new actions.
+        by_actions: gradients of the smallest Q-values with respect to these actions, `[B, A]`.
+    """
+    count = np.float32(len(by_actions))
+    each = alpha / count
+    # `by_raw` is the gradient with respect to the actions before tanh. It is also the gradient with
+    # respect to the means. `by_log_std` is the gradient with respect to the log standard
+    # deviations.
+    by_raw = 2.0 * each * sample.actions
+    by_raw -= by_actions / count * (1.0 - sample.actions * sample.actions)
+    by_log_std = by_raw * sample.deviation - each
+    low, high = policy.log_std_bounds
+    by_log_std *= (sample.raw_log_std >= low) & (sample.raw_log_std <= high)
+    return np.concatenate([by_raw, by_log_std], axis=1)
+
+
+def learn_temperature(
+    policy: Any, alpha: np.float32, sample: Sample, values: np.ndarray
+) -> dict[str, float]:
+    """Adds the gradient of the temperature. Returns the statistics of the actor.
+
+    Args:
+        policy: has the target entropy, and the parameter of the temperature.
+        alpha: the temperature.
+        sample: new actions.
+        values: the smallest Q-values of these actions, `[B]`.
+    """
+    count = len(values)
+    log_prob = float(np.add.reduce(sample.log_prob)) / count
+    if policy.target_entropy is not None:
+        by_log_alpha = policy.log_alpha.grad.numpy()
+        by_log_alpha -= log_prob + policy.target_entropy
+    loss = float(alpha) * log_prob - float(np.add.reduce(values)) / count
+    return {"policy_loss": loss, "entropy": -log_prob}
 
 
 def _values(

@@ -89,14 +89,16 @@ def td3(policy: Any, layers: TD3Layers, rows: Any) -> tuple[dict[str, float], np
         critic.backward(values.of_stored, (weighted / np.float32(count))[:, None], needed=False)
         return errors, 0.5 * float(np.dot(weighted, errors)) / count
 
-    (errors, loss), (other_errors, other_loss) = side_by_side(
-        work, partial(learn, critics[0], first), partial(learn, critics[1], second)
-    )
+    # The actor's gradient takes as long as the gradients of both critics.
+    pieces: list[Any] = []
+    if learns_actor:
+        pieces.append(partial(_learn_actor, actor, critics[0], obs, done[0]))
+    pieces += [partial(learn, critics[0], first), partial(learn, critics[1], second)]
+    *of_actor, (errors, loss), (other_errors, other_loss) = side_by_side(work, *pieces)
     vf_loss = loss + other_loss
     stats = {"vf_loss": vf_loss, "total_loss": vf_loss}
     if learns_actor:
-        policy_loss = _learn_actor(actor, critics[0], obs, done[0])
-        stats |= {"policy_loss": policy_loss, "total_loss": vf_loss + policy_loss}
+        stats |= {"policy_loss": of_actor[0], "total_loss": vf_loss + of_actor[0]}
     absolute = 0.5 * (np.abs(errors) + np.abs(other_errors))
     return stats | value_stats_of(0.5 * (errors + other_errors), targets), absolute
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from polopt.common.threads import thread_limit
+from polopt.common.threads import limit_this_thread, thread_limit
 
 #: Pieces with fewer multiplications run one after another, because the start of a piece in another
 #: thread would take about as long as the piece. DQN with 128 rows and 256x256 units, whose pieces
@@ -42,7 +42,9 @@ def side_by_side(work: int, *pieces: Callable[[], Any]) -> list[Any]:
         return [piece() for piece in pieces]
     pool = _POOLS.get(threads)
     if pool is None:
-        pool = _POOLS[threads] = ThreadPoolExecutor(threads - 1, "polopt-learner")
+        pool = _POOLS[threads] = ThreadPoolExecutor(
+            threads - 1, "polopt-learner", limit_this_thread
+        )
     others = [pool.submit(_run, piece) for piece in pieces[1:]]
     try:
         results = [pieces[0]()]

@@ -383,7 +383,7 @@ def _vector_of(
 
 def _fits_shared_memory(make: Callable[[], Any]) -> bool:
     """Returns whether the observations of an environment fit into Gymnasium's shared memory, which
-    has no float16 and no long double. Makes the environment, and closes it."""
+    has no float16 and no long double before Gymnasium 1.4. Makes the environment, and closes it."""
     env = make()
     try:
         create_shared_memory(env.observation_space)

@@ -75,7 +75,8 @@ def run_here(tickets: Collection[Ticket]) -> list[Ticket]:
     """Runs the first call among `tickets` that belongs to a local channel, if any. Returns the
     ticket of this call in a list, or an empty list."""
     for ticket in tickets:
-        if isinstance(ticket, LocalTicket):
+        if ticket.reraises:  # much faster than `isinstance`, because tickets are abstract classes
+            assert isinstance(ticket, LocalTicket)
             ticket.run()
             return [ticket]
     return []

@@ -473,7 +473,7 @@ def test_sigterm_at_any_moment_of_the_start(
             time.sleep(0.1)
             process.send_signal(signal.SIGTERM)
         out, err = process.communicate(timeout=60)
-        assert time.monotonic() - sent_s < 8.0, "docs/faults.md names this limit"
+        assert time.monotonic() - sent_s < 8.0, "docs/fault-list.md names this limit"
         left = of_session(process.pid)
     assert process.returncode == 143, out + err
     assert err == ""

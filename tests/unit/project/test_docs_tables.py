@@ -13,7 +13,7 @@ from source_tree import ROOT
 from polopt.collectors.collector_config import CollectorConfig
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
-TABLES = ("collector.md", "pytorchrl.md", "faults.md")
+TABLES = ("collector.md", "pytorchrl.md", "fault-list.md")
 COLLECTOR = (ROOT / "docs" / "collector.md").read_text()
 
 
@@ -63,3 +63,15 @@ def test_links_of_a_page_lead_somewhere(page: Path) -> None:
 def test_readme_has_a_link_to_each_page() -> None:
     links = set(re.findall(r"\]\(docs/([\w-]+\.md)", (ROOT / "README.md").read_text()))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - links == set()
+
+
+def test_scripts_that_pages_name_exist() -> None:
+    """A figure names the script that measures it."""
+    named = {
+        (page.name, script)
+        for page in PAGES
+        for script in re.findall(r"\b((?:benchmarks|tests)/[\w/]+\.py)\b", page.read_text())
+        if page.name != "CHANGELOG.md"
+    }
+    assert len(named) > 40
+    assert [(page, script) for page, script in sorted(named) if not (ROOT / script).is_file()] == []

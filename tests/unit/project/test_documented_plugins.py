@@ -1,5 +1,5 @@
 """Tests the strategies of docs/write-an-optimizer.md with fake workers, and checks the public names
-that the page lists."""
+that docs/strategy-names.md lists."""
 
 from __future__ import annotations
 
@@ -406,9 +406,9 @@ STRATEGIES = [
 
 
 def listed_names() -> list[str]:
-    """Returns the names in the tables of the section "Public names"."""
-    section = PAGE.read_text().partition("## Public names")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    """Returns the names in the tables of `docs/strategy-names.md`."""
+    text = (PAGE.parent / "strategy-names.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
 
 

@@ -13,6 +13,8 @@ from unittest import mock
 import pytest
 from source_tree import ROOT
 
+from polopt.trainers.presets import PRESETS
+
 BENCHMARKS = ROOT / "benchmarks"
 STORES = BENCHMARKS / "results"
 #: For each script that writes tables into a page, the file of its raw results.
@@ -84,6 +86,16 @@ def test_a_measured_case_replaces_its_rows(script: Any) -> None:
     others = {line for line in text.splitlines() if not line.startswith("Raw results of each turn")}
     assert others - set(old) <= kept, "other rows stay"
     assert script.page({"ddppo": {"commit": "abc1234", "sides": sides}}, page) == page
+
+
+@pytest.mark.parametrize("script", ["results"], indirect=True)
+def test_every_preset_has_a_seed_that_reached_its_goal(script: Any) -> None:
+    store = stored(script, script.STORE)
+    rows = [row.strip("| ").split(" | ") for row in script.validated(store)[2:]]
+    reached = {row[0].strip("`") for row in rows if not row[5].startswith("0 of")}
+    assert reached == {*PRESETS}
+    lost = {run: stored for run, stored in store.items() if "/cartpole_a2c/" not in run}
+    assert not any("`cartpole_a2c`" in row for row in script.validated(lost))
 
 
 @pytest.mark.parametrize("script", ["results"], indirect=True)

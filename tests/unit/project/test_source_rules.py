@@ -23,6 +23,14 @@ ALLOWED = {
         "policies/learning/weight_updater.py",
         "test_torch_optimizers.py::test_equals_class_bit_for_bit_through_a_restore",
     ),
+    "torch.ops.mkldnn._linear_pointwise": (
+        "policies/fast_cpu/linear_layer.py",
+        "test_linear_layer.py::test_torch_has_the_operation",
+    ),
+    "_schema": (
+        "policies/fast_cpu/linear_layer.py",
+        "test_linear_layer.py::test_torch_has_the_operation",
+    ),
     "_forward_hooks": (
         "common/overrides.py",
         "test_fast_gpu.py::test_networks_with_hooks_learn_without_graphs",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,14 @@ import pytest
 from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.optimizers.async_gradients import AsyncGradients
+from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
+from polopt.rollouts.workers.call import Call, Reply
+from polopt.rollouts.workers.calls import Calls
 from polopt.simulation import predictions
-from polopt.simulation.costs import WARM_UP_S, Learning, MessageCosts
+from polopt.simulation.costs import WARM_UP_S, Costs, Learning, MessageCosts
 from polopt.simulation.engine import Engine, Link
 from polopt.simulation.predictions import Machines
+from polopt.simulation.stand_ins import partners
 
 STEP_S = 0.01
 STEPS = 4  # of a fragment
@@ -126,6 +132,24 @@ def test_synchronous_learning_stops_the_workers() -> None:
     assert twice == near(2 * rows / (STEPS * STEP_S + 2 * learn_s))
 
 
+def test_answers_are_taken_while_later_workers_still_sample() -> None:
+    """A call is sent later to each further worker, so the answers do not arrive all at once."""
+    message_s, workers = 0.001, 8
+    costs = MessageCosts(driver_s=message_s, send_s=message_s)
+    slow = calibrated("A2C", STEPS, wait_s=STEP_S, message=costs)
+    round_s = workers * message_s + STEPS * STEP_S + message_s  # the last answer comes alone
+    assert outcome(slow, workers).env_steps_per_s == near(workers * STEPS / round_s)
+
+
+def test_work_takes_longer_if_workers_share_cores() -> None:
+    busy = calibrated("A3C", STEPS, compute_s=STEP_S, crowded=1.5)
+    assert outcome(busy, 8, Machines(cores=2)).env_steps_per_s == near(2 / (1.5 * STEP_S))
+    assert outcome(busy, 8, Machines(cores=8)).env_steps_per_s == near(8 / STEP_S)
+    assert outcome(busy, 8, Machines(nodes=4, cores=2)).env_steps_per_s == near(8 / STEP_S)
+    shared = Costs(np.zeros(1), np.zeros(1), exchange_s=1.0, shared_exchange_s=3.0)
+    assert shared.on_shared_cores().exchange_s == 3.0
+
+
 def test_computing_workers_share_the_cores() -> None:
     busy = calibrated("A3C", STEPS, compute_s=STEP_S)
     assert outcome(busy, 8, Machines(cores=2)).env_steps_per_s == near(2 / STEP_S)
@@ -162,6 +186,38 @@ def test_ranks_wait_for_each_other_and_share_each_update() -> None:
     assert outcome(ranks, workers).env_steps_per_s == near(workers * STEPS / round_s)
 
 
+def test_a_rank_that_waits_for_its_partner_wakes_up_late() -> None:
+    options = {"fraction_workers": 1.0, "num_sgd_iter": 2}
+    sums, exchange_s, wake_s = 9, 0.001, 0.002
+    ranks = calibrated(
+        "DDPPO",
+        STEPS,
+        options,
+        wait_s=STEP_S,
+        learning=(Learning(STEPS, 0.0, 2, sums, 64),),
+        exchange_s=exchange_s,
+        exchange_wait_s=wake_s,
+    )
+    # In each sum, one of the two ranks waits for the other.
+    round_s = STEPS * STEP_S + (sums + 1) * (exchange_s + wake_s)
+    assert outcome(ranks, 2).env_steps_per_s == near(2 * STEPS / round_s)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 6, 8])
+def test_partners_meet_as_often_as_each_other(size: int) -> None:
+    met = {rank: Counter(partners(rank, size)) for rank in range(size)}
+    for rank, own in met.items():
+        assert all(met[partner][rank] == count for partner, count in own.items())
+    if size == 6:
+        assert partners(1, 6) == [5, 0, 3, 5], "rank 5 gives its values, and takes the sum"
+
+
+def test_three_ranks_finish_their_sums() -> None:
+    learning = (Learning(STEPS, 0.0, 1, 2, 64),)
+    ranks = calibrated("DDPPO", STEPS, wait_s=STEP_S, learning=learning)
+    assert outcome(ranks, 3).env_steps_per_s == near(3 / STEP_S, 0.1)
+
+
 def test_fragments_of_stragglers_end_early() -> None:
     waits = np.random.default_rng(2).lognormal(math.log(STEP_S), 1.5, 5000)
     learning = (Learning(16, 0.0, 1, 1, 64),)
@@ -172,6 +228,38 @@ def test_fragments_of_stragglers_end_early() -> None:
         for share in (1.0, 0.5)
     ]
     assert rates[1] > 1.15 * rates[0]
+
+
+@pytest.mark.parametrize("workers", [4, 32])
+def test_a_round_looks_at_each_rank_a_few_times(
+    workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at, rounds = 0, 0
+    pending, stop_early = Calls.pending, Calls.stop_early
+    await_samples = DecentralizedAllReduce._await_samples
+
+    def counted_pending(calls: Calls) -> list[Call]:
+        nonlocal looked_at
+        found = pending(calls)
+        looked_at += len(found)
+        return found
+
+    def counted_stop(calls: Calls, stopped: Sequence[Call], keep_steps: int) -> None:
+        nonlocal looked_at
+        looked_at += len(stopped)
+        stop_early(calls, stopped, keep_steps)
+
+    def counted_round(optimizer: DecentralizedAllReduce) -> list[Reply]:
+        nonlocal rounds
+        rounds += 1
+        return await_samples(optimizer)
+
+    monkeypatch.setattr(Calls, "pending", counted_pending)
+    monkeypatch.setattr(Calls, "stop_early", counted_stop)
+    monkeypatch.setattr(DecentralizedAllReduce, "_await_samples", counted_round)
+    waits = np.random.default_rng(2).lognormal(math.log(STEP_S), 1.5, 500)
+    outcome(calibrated("DDPPO", 16, wait_s=waits), workers)
+    assert looked_at / rounds <= 3 * workers
 
 
 @pytest.mark.parametrize("preset", ["A2C", "IMPALA", "DQN", "ApexDQN"])

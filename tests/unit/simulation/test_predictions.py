@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fakes import worker_config
 from simulated_toys import MANY, calibrated
 
 from polopt.common.config import ConfigError
+from polopt.policies.dqn import DQNPolicy
+from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.simulation import predictions
-from polopt.simulation.calibration import check_supported
+from polopt.simulation.calibration import check_supported, sample_and_learn
 from polopt.simulation.costs import Costs, Curve, Learning
-from polopt.simulation.plan_command import Choice, rank, reason
+from polopt.simulation.plan_command import Choice, grown, rank, reason
 from polopt.simulation.predict_function import predict
 from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
 from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
@@ -172,6 +177,13 @@ def test_the_report_says_where_the_rate_saturates_and_that_cores_are_oversubscri
     assert content["predictions"] == [dataclasses.asdict(one) for one in made]
 
 
+@pytest.mark.parametrize(("most", "expected"), [(1, [1]), (4, [1, 2, 4])])
+def test_a_plan_tries_no_more_workers_than_allowed(most: int, expected: list[int]) -> None:
+    sleeping = calibrated("A3C", wait_s=0.01)
+    found = grown("A3C", (), sleeping, 2.0, 0.1, most)
+    assert [choice.workers for choice in found] == expected
+
+
 def test_equal_rates_are_ranked_by_lag() -> None:
     def choice(preset: str, rate: float, lag: float, workers: int = 4) -> Choice:
         return Choice(preset, ("a=1",), workers, rate, rate, rate, lag, "the cores")
@@ -184,11 +196,89 @@ def test_equal_rates_are_ranked_by_lag() -> None:
     assert ranked[0].command("Acrobot-v1") == "polopt train A2C env=Acrobot-v1 a=1 num_workers=4"
 
 
-def test_the_page_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    root = Path(__file__).parents[3]
-    monkeypatch.syspath_prepend(str(root / "benchmarks"))
-    import predicted_rates as benchmark
+# ---- calibrations and benchmarks ----------------------------------------------------------------
 
+
+@pytest.mark.parametrize("policy", ["a2c", DQNPolicy])
+def test_the_work_of_a_worker_on_one_core_is_measured(policy: Any) -> None:
+    """DQN gives gradients, but not of fragments."""
+    worker = RolloutWorker(worker_config(policy), 1)
+    before = os.sched_getaffinity(0)
+    assert 0.0 < sample_and_learn(worker, min(before), 0.0) < 10.0
+    assert os.sched_getaffinity(0) == before
+    worker.stop()
+
+
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    return importlib.import_module("predicted_rates")
+
+
+def test_pairs_of_an_earlier_model_are_kept_beside_the_new_ones(benchmark: Any) -> None:
+    row: dict[str, Any] = {"rate": 110.0, "low": 1.0, "high": 2.0, "one_worker": 60.0, "lag": 0.0}
+    row |= {"bottleneck": "the workers", "at": 1}
+    run = {"rate": 100.0, "lag": 0.0, "at": 2, "others": 0.0}
+    names = [f"{kind} sync_samples constant 8" for kind in ("predicted", "measured")]
+    store: dict[str, Any] = dict(zip(names, (row, run), strict=True))
+    assert benchmark.to_predict(store, "sync_samples", "constant", [8]) == [8]
+    new = {**row, "model": benchmark.MODEL, "rate": 104.0, "at": 3}
+    benchmark.put_prediction(store, ("sync_samples", "constant", 8), new)
+    assert benchmark.to_predict(store, "sync_samples", "constant", [8]) == []
+    assert not benchmark.pairs_of(store), "the measurement was made before the prediction"
+    assert [round(pair.error, 2) for pair in benchmark.pairs_of(store, "earlier ")] == [0.1]
+    store[names[1]] = {**run, "at": 4, "others": 1.5}
+    assert not benchmark.is_good(store[names[1]]), "it is measured again"
+    assert any("(other programs ran) | +4%" in line for line in benchmark.table(store))
+    benchmark.put_prediction(store, ("sync_samples", "constant", 8), new)
+    assert len(benchmark.pairs_of(store, "earlier ")) == 1, "the same model has no earlier pair"
+
+
+def test_the_knee_is_where_the_plateau_meets_the_first_line(benchmark: Any) -> None:
+    assert benchmark.knee({1: 10.0, 2: 20.0, 4: 39.0, 8: 60.0, 16: 60.0}) == pytest.approx(6.0)
+    assert benchmark.knee({1: 10.0, 2: 20.0, 4: 40.0}) is None
+
+
+def test_a_task_is_planned_and_its_grid_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    grids: Any = importlib.import_module("planned_first")
+    first = grids.read_way(
+        "polopt train A3C env=Sleeping-v0 env_config.sleep=heavy num_envs_per_worker=16 "
+        "rollout_fragment_length=40 num_workers=4"
+    )
+    options = {"num_envs_per_worker": 16, "rollout_fragment_length": 40, "num_workers": 4}
+    assert first == grids.Way("A3C", options)
+    with pytest.raises(ValueError, match="no command line"):
+        grids.read_way("no strategy fits")
+    store: dict[str, Any] = {}
+    asked: list[tuple[str, float]] = []
+    rates = dict(zip(map(str, grids.grid()), range(100, 1000), strict=False)) | {str(first): 115.0}
+
+    def measure(way: Any, seconds: float) -> dict[str, Any]:
+        asked.append((str(way), seconds))
+        return {"rate": rates[str(way)]}
+
+    def task() -> None:
+        row = {"preset": "A3C", "options": options, "predicted": 117.0}
+        grids.run_task("Acrobot", store, grids.grid(), lambda: row, measure, 2.0, lambda: None)
+
+    task()
+    best = [str(way) for way in grids.grid()[: -grids.BEST - 1 : -1]]
+    assert asked[-4:] == [(str(first), 6.0), *((way, 6.0) for way in best)]
+    count = len(asked)
+    task()
+    assert len(asked) == count, "nothing is repeated"
+    found = grids.verdict("Acrobot", store)
+    assert (found["best"], found["best_rate"], found["good"]) == (best[0], 123, True)
+    store[f"again Acrobot: {first}"] = {"rate": 110.0}
+    assert not grids.verdict("Acrobot", store)["good"]
+    del store[f"again Acrobot: {best[1]}"]
+    assert grids.verdict("Acrobot", store) is None, "the task is not complete"
+    shown = grids.PAGE.read_text().partition(grids.BEGIN)[2].partition(grids.END)[0]
+    assert shown.strip() == "\n".join(grids.table(grids.read_runs(grids.STORE))).strip()
+
+
+def test_the_page_shows_the_stored_runs(benchmark: Any) -> None:
     store = benchmark.read_runs(benchmark.STORE)
     shown = benchmark.PAGE.read_text().partition(benchmark.BEGIN)[2].partition(benchmark.END)[0]
     assert shown.strip() == "\n".join(benchmark.table(store)).strip()
@@ -196,3 +286,12 @@ def test_the_page_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None
         kind, _, case = name.partition(" ")
         if kind == "measured":
             assert store[f"predicted {case}"]["at"] <= run["at"], "predicted before it was measured"
+
+
+def test_the_page_of_several_nodes_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    runs: Any = importlib.import_module("aggregation")
+    store = runs.read_runs(runs.STORE)
+    shown = runs.PAGE.read_text().partition(runs.BEGIN)[2].partition(runs.END)[0]
+    assert shown.strip() == "\n".join(runs.table(store)).strip()
+    assert len(store) == 1 + 2 * 3 * len(runs.WAYS)

@@ -25,6 +25,8 @@ OPTIMIZERS = (
 CASES = [
     pytest.param("async_replay", 1, id="async_replay"),
     *(pytest.param(name, 20, id=f"{name}-20", marks=pytest.mark.slow) for name in OPTIMIZERS),
+    # a strategy of docs/write-an-optimizer.md
+    pytest.param("local_sgd", 3, id="local_sgd-3", marks=pytest.mark.slow),
 ]
 
 
@@ -58,6 +60,7 @@ def test_preempted_nodes_cost_no_step(name: str, number: int) -> None:
     assert found["counted"] == found["made"] > 0, "each step of an environment is counted once"
     assert found["left_by_drain"] >= number
     assert found["left_by_sigterm"] == 1
+    assert found["num_worker_preemptions"] == found["left_by_drain"] + 1
     assert found["least_up"] < found["processes"], "the run shrinks, and grows again"
     assert found["failures"] == {"deaths": 0, "hangs": 0}
     assert found["lost_arguments"] == 0

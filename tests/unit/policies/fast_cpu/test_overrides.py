@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 from policy_helpers import make_batch, small_policy
 from replay_helpers import replay_policy, transitions
 from torch import nn
@@ -132,8 +133,9 @@ def test_repr_says_why_a_policy_learns_with_torch() -> None:
     assert small_policy("ppo").learns_with == replay_policy("sac").learns_with == "NumPy"
     for made in (small_policy("ppo", fast_cpu=False), replay_policy("dqn", fast_cpu=False)):
         assert made.learns_with == "torch (fast_cpu is False)"
-    assert replay_policy("crossq").learns_with.startswith("torch (CrossQPolicy changes ")
-    assert replay_policy("td3").learns_with == "NumPy"
+    discrete = replay_policy("sac", action_space=spaces.Discrete(3))
+    assert discrete.learns_with.startswith("torch (DiscreteSACPolicy changes ")
+    assert replay_policy("crossq").learns_with == replay_policy("td3").learns_with == "NumPy"
     large = small_policy("ppo", model={"fcnet_hiddens": [1024, 1024]})
     assert large.learns_with == "torch (the network has more than 2,000,000 parameters)"
     normed = small_policy("ppo", model={"layer_norm": True})

@@ -1,4 +1,4 @@
-"""DQN, SAC and TD3 act and learn in NumPy as in torch."""
+"""CrossQ, DQN, SAC and TD3 act and learn in NumPy as in torch."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import torch
 from gymnasium import spaces
 from policy_helpers import moved
 from replay_helpers import BOX, replay_policy, shaken, transitions
+
+from polopt.policies.networks.batch_renorm import BatchRenorm
 
 MASKED = spaces.Dict({"action_mask": spaces.MultiBinary(3), "x": BOX})
 
@@ -142,7 +144,49 @@ def test_updates_of_td3_in_numpy_equal_updates_in_torch(noise: float) -> None:
     np.testing.assert_allclose(fast.get_weights().flat, slow.get_weights().flat, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", ["sac", "td3"])
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+def test_updates_of_crossq_in_numpy_equal_updates_in_torch(activation: str) -> None:
+    """The correction of batch renormalisation begins with the fourth batch, and its bounds matter.
+    The actor learns in every second update. The next observations of rows that end an episode mean
+    nothing."""
+    options = {"model": {"fcnet_hiddens": [9, 7], "fcnet_activation": activation}}
+    options |= {"policy_delay": 2, "initial_alpha": 0.3}
+    fast, slow = (
+        shaken(replay_policy("crossq", fast_cpu=fast, **options)) for fast in (True, False)
+    )
+    norms = []
+    for policy in (fast, slow):
+        flat = policy.flat.get_params()
+        for name in ("network.buffers", "critics.buffers"):
+            np.abs(flat[policy.flat.segments[name]], out=flat[policy.flat.segments[name]])
+        policy.flat.set_params(flat)
+        modules = (policy.model, policy.critics)
+        norms = [m for each in modules for m in each.modules() if isinstance(m, BatchRenorm)]
+        for norm in norms:
+            norm.warm_up, norm.r_max, norm.d_max = 3, 1.3, 0.4
+    calls = forwards(fast)
+    for seed in range(8):
+        discounts = np.where(np.arange(48) % 3 == 0, 0.0, 0.9).astype(np.float32)
+        rows = transitions(fast, 48, seed, discounts=discounts)
+        rows.next_obs[::3] = np.nan
+        (stats, errors), (expected, others) = (p.learn_on_transitions(rows) for p in (fast, slow))
+        assert ("policy_loss" in stats) == bool(seed % 2)
+        np.testing.assert_allclose(errors, others, rtol=2e-3, atol=2e-4)
+        assert stats == pytest.approx(expected, rel=2e-3, abs=2e-4)
+        found, wanted = fast.flat.get_grads(), slow.flat.get_grads()
+        for name, part in fast.flat.trained.items():
+            limit = 2e-3 * float(np.abs(wanted[part]).max()) + 1e-6
+            np.testing.assert_allclose(found[part], wanted[part], atol=limit)
+            assert np.any(wanted[part]) == (name == "critics" or bool(seed % 2))
+        np.testing.assert_allclose(fast.flat.get_buffers(), slow.flat.get_buffers(), rtol=1e-4)
+        # Adam would make rounding errors of small gradients larger.
+        fast.flat.set_params(slow.flat.get_params())
+    assert calls == []
+    assert norms[0].num_batches > 3
+    assert fast.shuffle.bit_generator.state == slow.shuffle.bit_generator.state
+
+
+@pytest.mark.parametrize("name", ["crossq", "sac", "td3"])
 def test_acting_in_numpy_and_in_torch_is_equal(name: str) -> None:
     fast, slow = (shaken(replay_policy(name, fast_cpu=fast)) for fast in (True, False))
     obs = transitions(fast).obs

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
+from onednn import onednn_calls
 from policy_helpers import make_batch, small_policy
 from replay_helpers import replay_policy, transitions
 
@@ -125,6 +126,21 @@ def test_piece_in_a_thread_has_no_threads_of_its_own() -> None:
     assert len(set(inner)) == 1
 
 
+def test_torch_has_one_thread_in_a_piece_of_another_thread() -> None:
+    """Otherwise products in oneDNN would start more threads than there are cores."""
+    threads.limit_threads(2)
+    barrier = threading.Barrier(2)
+
+    def piece() -> int:
+        barrier.wait(TIMEOUT_S)
+        return torch.get_num_threads()
+
+    module._POOLS.clear()  # a new thread begins with the limit of the process
+    for _ in range(2):
+        assert side_by_side(MIN_WORK, piece, piece) == [2, 1]
+        torch.set_num_threads(2)
+
+
 def test_forked_process_makes_its_own_threads() -> None:
     threads.limit_threads(2)
     names("a", "b", meet=True)
@@ -160,26 +176,45 @@ class Begun(ThreadPoolExecutor):
         return future
 
 
-def weights_after(name: str, limit: int, **options: Any) -> tuple[np.ndarray, int]:
+def weights_after(
+    name: str, limit: int, count: int = 200, **options: Any
+) -> tuple[np.ndarray, int]:
     """The weights after three updates, and the number of pieces that other threads computed."""
     threads.limit_threads(limit)
     with Begun(3) as pool, pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_WORK", 0)
         patch.setitem(module._POOLS, limit, pool)
-        if name in ("dqn", "sac", "td3"):
+        if name in ("crossq", "dqn", "sac", "td3"):
             policy = replay_policy(name, **options)
-            rows: Any = transitions(policy, 200)
+            rows: Any = transitions(policy, count)
         else:
             policy = small_policy(name, **options)
-            rows = make_batch(policy, 200)
+            rows = make_batch(policy, count)
         assert policy.learns_with == "NumPy"
         for _ in range(3):
             policy.learn_on_batch(rows)
     return policy.flat.get_params(), pool.num_pieces
 
 
+@pytest.mark.parametrize("name", ["sac", "ppo"])
+def test_products_in_onednn_do_not_depend_on_the_number_of_threads(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"model": {"fcnet_hiddens": [192, 192]}}
+    calls = onednn_calls(monkeypatch)
+    alone, _ = weights_after(name, 1, 256, **options)
+    count = len(calls)
+    assert count >= 12
+    for limit in (2, 3):
+        found, num_pieces = weights_after(name, limit, 256, **options)
+        assert num_pieces >= 3
+        np.testing.assert_array_equal(found, alone)
+    assert len(calls) == 3 * count
+    assert set(calls) == {1}
+
+
 @pytest.mark.parametrize("shared", [True, False])
-@pytest.mark.parametrize("name", ["dqn", "sac", "td3", "ppo", "a2c", "appo"])
+@pytest.mark.parametrize("name", ["crossq", "dqn", "sac", "td3", "ppo", "a2c", "appo"])
 def test_weights_do_not_depend_on_the_number_of_threads(name: str, shared: bool) -> None:
     options = {"model": {"fcnet_hiddens": [48, 32], "vf_share_layers": shared}}
     alone, num_pieces = weights_after(name, 1, **options)

@@ -1,0 +1,88 @@
+"""How much of the machine other programs use while a benchmark runs (Linux; elsewhere unknown)."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+#: Other programs may use this number of cores. Beyond it, a measurement is not worth much.
+QUIET_CORES = 0.15
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Returns parent and processor ticks of each process."""
+    found: dict[int, tuple[int, int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (folder / "stat").read_text().rpartition(")")[2].split()
+        except OSError:  # the process has ended
+            continue
+        found[int(folder.name)] = int(words[1]), int(words[11]) + int(words[12])
+    return found
+
+
+def _own_ticks(processes: dict[int, tuple[int, int]]) -> int:
+    """Returns the processor ticks of this process and of all processes below it."""
+    total = 0
+    for process in processes:
+        above = process
+        while above in processes and above != os.getpid():
+            above = processes[above][0]
+        total += processes[process][1] if above == os.getpid() else 0
+    return total
+
+
+class Others:
+    """The cores that other programs use. `cores` is None where this cannot be measured."""
+
+    cores: float | None = None
+
+
+@contextmanager
+def watching_others() -> Iterator[Others]:
+    """Measures the cores that other programs use meanwhile. The result is set at the end."""
+    others, stat = Others(), Path("/proc/stat")
+    if not stat.exists():
+        yield others
+        return
+
+    def busy_elsewhere_s() -> float:
+        words = [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
+        busy = sum(words) - words[3] - words[4]  # without idle time and waits for disks
+        return float(busy - _own_ticks(_processes())) / os.sysconf("SC_CLK_TCK")
+
+    before_s, began_s = busy_elsewhere_s(), time.monotonic()
+    yield others
+    elapsed_s = max(1e-3, time.monotonic() - began_s)
+    others.cores = round(max(0.0, busy_elsewhere_s() - before_s) / elapsed_s, 2)
+
+
+def is_good(entry: dict[str, Any] | None) -> bool:
+    """Whether there is a stored entry, and other programs left the machine alone meanwhile. Old
+    entries only say whether they did (`busy`)."""
+    if entry is None or entry.get("busy"):
+        return False
+    return (entry.get("others") or 0.0) <= QUIET_CORES
+
+
+def wait_until_quiet(patience_s: float) -> None:
+    """Waits until other programs use at most `QUIET_CORES`.
+
+    Raises:
+        SystemExit: they still use more after `patience_s`.
+    """
+    until_s = time.monotonic() + patience_s
+    while True:
+        with watching_others() as others:
+            time.sleep(1.0)
+        if others.cores is None or others.cores <= QUIET_CORES:
+            return
+        if time.monotonic() >= until_s:
+            raise SystemExit(
+                f"other programs use {others.cores:.1f} cores, so measurements would be wrong. End "
+                "them and start this script again, or give --busy"
+            )
