@@ -226,7 +226,6 @@ def check_gradients(gradients: Any, size: int) -> None:
         return
     if not isinstance(gradients, Gradients | PackedGradients):
         raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
-    packed = isinstance(gradients, PackedGradients)
-    shape = gradients.packed.shape if packed else gradients.flat.shape
-    if shape != (size,):
-        raise ValueError(f"a gradient of shape [{size}] was expected; got {list(shape)}")
+    vector = gradients.flat if isinstance(gradients, Gradients) else gradients.packed
+    if vector.shape != (size,):
+        raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
