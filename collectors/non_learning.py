@@ -14,11 +14,11 @@ import torch
 from gymnasium import Space, spaces
 from torch import Tensor, nn
 
+from polopt.collectors.fixed_distributions import PassThroughActions, UniformActions
 from polopt.common.config import Config, ConfigError
 from polopt.common.weights import Weights
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.distributions.action_distribution import ActionDistribution
-from polopt.policies.distributions.fixed import PassThroughActions, UniformActions
 from polopt.policies.distributions.make_distribution import make_distribution
 from polopt.policies.networks.observations import split
 

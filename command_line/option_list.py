@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from polopt.command_line.names import named
-from polopt.common.add_ons import hint
-from polopt.common.config import ConfigError, nearest_of
+from polopt.common.config import ConfigError, instead_of
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.policy import Policy
@@ -52,9 +51,8 @@ def _options(name: str) -> list[Option]:
     if ":" in name:
         return _options_of(named(name, "argument"), name)
     known = [*PRESETS, *OPTIMIZERS.names(), *POLICIES.names()]
-    instead = hint("preset", name)
-    meant = f". {instead}" if instead else nearest_of(name, known)
-    raise ConfigError(f"{name!r} is not a preset, an optimizer or a policy{meant}")
+    instead = instead_of("preset", name, known)
+    raise ConfigError(f"{name!r} is not a preset, an optimizer or a policy{instead}")
 
 
 def _options_of(found: Any, name: str) -> list[Option]:

@@ -15,12 +15,15 @@ from polopt.command_line.sweep import (
     with_searches,
     with_seeds,
 )
-from polopt.common.add_ons import hint
-from polopt.common.config import ConfigError, canonical, differ, nearest_of, shown
+from polopt.common.config import ConfigError, canonical, differ, instead_of, shown
 from polopt.metrics.optimizer_stats import OptimizerStats
 from polopt.rollouts.envs.env_errors import close_env
 from polopt.rollouts.envs.env_sources import env_name
-from polopt.rollouts.envs.env_state import merge_env_statistics, set_env_statistics
+from polopt.rollouts.envs.env_state import (
+    merge_env_statistics,
+    saved_statistics,
+    set_env_statistics,
+)
 from polopt.rollouts.envs.vector_env import make_vector_env
 from polopt.rollouts.ray_session import check_address, check_memory
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -160,9 +163,8 @@ def preset_named(name: str) -> type[PolicyOptimizerTrainer]:
         ConfigError: no preset has this name.
     """
     if not isinstance(name, str) or name not in PRESETS:
-        instead = hint("preset", name)
-        meant = f". {instead}" if instead else nearest_of(name, PRESETS)
-        raise ConfigError(f"key 'run': got {shown(name)}{meant}")
+        instead = instead_of("preset", name, PRESETS)
+        raise ConfigError(f"key 'run': got {shown(name)}{instead}")
     return PRESETS[name]
 
 
@@ -255,8 +257,7 @@ def _misfit(state: Mapping[str, Any], config: WorkerConfig) -> str:
     def restore_rest() -> None:
         OptimizerStats().set_state(optimizer)
         int(optimizer["restore_count"])
-        saved = optimizer.get("workers", {}).values()
-        statistics = [one["statistics"] for one in saved if one.get("statistics")]
+        statistics = saved_statistics(optimizer.get("workers", {}).values())
         # With `vectorization_mode="async"`, environments run in separate processes, and their
         # statistics are not restored.
         if statistics and config.rollout.vectorization_mode != "async":

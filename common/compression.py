@@ -212,3 +212,20 @@ def unpack_gradients(gradients: Gradients | PackedGradients) -> Gradients:
     if isinstance(gradients, Gradients):
         return gradients
     return Gradients(unpack(gradients.packed), *gradients[1:])
+
+
+def check_gradients(gradients: Any, size: int) -> None:
+    """Checks that a value is a gradient, packed or not, of `size` parameters. None stands for a
+    gradient that was not finite, and passes the check.
+
+    Raises:
+        TypeError: the value is not a gradient.
+        ValueError: the gradient has another size.
+    """
+    if gradients is None:
+        return
+    if not isinstance(gradients, Gradients | PackedGradients):
+        raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
+    vector = gradients.flat if isinstance(gradients, Gradients) else gradients.packed
+    if vector.shape != (size,):
+        raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")

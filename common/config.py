@@ -110,11 +110,17 @@ def _similarity(given: str, key: str) -> float:
     return max(difflib.SequenceMatcher(None, given, key).ratio(), shared)
 
 
-def unknown_key(name: Any, known: Iterable[str], shown: Iterable[str] | None = None) -> str:
-    """Returns the error message for an unknown key. The message ends with the hint of an add-on if
-    there is one, and otherwise with the result of `nearest_of`, which has the same arguments."""
-    instead = add_ons.hint("option", name)
-    return f"unknown key {name!r}" + (f". {instead}" if instead else nearest_of(name, known, shown))
+def instead_of(kind: str, name: Any, known: Iterable[str]) -> str:
+    """Returns what to use instead of an unknown name, to append to an error message. This is the
+    hint of an add-on if there is one, and otherwise the result of `nearest_of`.
+
+    Args:
+        kind: see `AddOn.hint`.
+        name: the given name.
+        known: the names that may be suggested.
+    """
+    hint = add_ons.hint(kind, name)
+    return f". {hint}" if hint else nearest_of(name, known)
 
 
 def without_fixed(

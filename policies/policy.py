@@ -15,7 +15,7 @@ from gymnasium import Space, spaces
 from torch import nn
 
 from polopt.common.checks import Checks
-from polopt.common.compression import PackedGradients
+from polopt.common.compression import check_gradients
 from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
@@ -247,18 +247,7 @@ class Policy(ActingPolicy, Checks):
             TypeError: the argument is not a gradient.
             ValueError: the gradient has another shape than the trained parameters of this policy.
         """
-        if gradients is None:
-            return
-        vector: Any
-        if isinstance(gradients, Gradients):
-            vector = gradients.flat
-        elif isinstance(gradients, PackedGradients):
-            vector = gradients.packed
-        else:
-            raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
-        if vector.shape != self.flat.grads.shape:
-            size = len(self.flat.grads)
-            raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
+        check_gradients(gradients, len(self.flat.grads))
 
     @np.errstate(all="ignore")
     def learn_on_batch(self, batch: Any, reducer: Reducer | None = None) -> dict[str, float]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from gymnasium import Space, spaces
 
-from polopt.common.compression import PackedGradients
+from polopt.common.compression import check_gradients
 from polopt.common.config import Config, shown
 from polopt.common.multi_agent_batch import MomentsByPolicy
 from polopt.common.weights import Gradients, Weights
@@ -298,18 +298,8 @@ class PolicyGroup(Policy):
 
     def check_gradients(self, gradients: Any) -> None:
         """See `Policy.check_gradients`."""
-        if gradients is None:
-            return
-        vector: Any = None
-        if isinstance(gradients, Gradients):
-            vector = gradients.flat
-        elif isinstance(gradients, PackedGradients):
-            vector = gradients.packed
-        else:
-            raise TypeError(f"gradients were expected; got {type(gradients).__name__}")
         size = sum(len(one.flat.grads) for one in self.policies.values()) + len(self.policies)
-        if vector.shape != (size,):
-            raise ValueError(f"a gradient of shape [{size}] was expected; got {list(vector.shape)}")
+        check_gradients(gradients, size)
 
     @np.errstate(all="ignore")
     def apply_gradients(self, gradients: Gradients, lr_scale: float = 1.0) -> dict[str, float]:

@@ -15,9 +15,9 @@ from polopt.common.config import (
     Problems,
     canonical,
     differ,
+    instead_of,
     nearest_of,
     shown,
-    unknown_key,
     without_fixed,
 )
 from polopt.common.registry import Registry, load_path
@@ -84,7 +84,8 @@ def read_config(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
         own = {key: value for key, value in only.items() if key in keys or key not in fixed}
         foreign = [key for key in own if key not in keys and hint("option", key)]
         problems.lines += [
-            f"{plugin} {names[plugin]!r}: {unknown_key(key, keys)}" for key in foreign
+            f"{plugin} {names[plugin]!r}: unknown key {key!r}{instead_of('option', key, keys)}"
+            for key in foreign
         ]
         own = {key: value for key, value in own.items() if key not in foreign}
         parts[plugin] |= canonical(own, owners[plugin].other_names())
@@ -306,7 +307,7 @@ def _owner(
             f"key {key!r} is an option of the network. Set it with model={{{key!r}: ...}}"
         )
     listed = "" if hint("option", key) else " (`polopt list PRESET` lists all keys)"
-    raise ConfigError(f"{unknown_key(key, _known(owners))}{listed}")
+    raise ConfigError(f"unknown key {key!r}{instead_of('option', key, _known(owners))}{listed}")
 
 
 def _known(owners: Mapping[str, type[Config]]) -> list[str]:

@@ -29,7 +29,7 @@ from polopt.rollouts.envs.agents_env import AgentsEnv
 from polopt.rollouts.envs.env_api import misfit, reward_of
 from polopt.rollouts.envs.env_errors import close_env, missing_package
 from polopt.rollouts.envs.env_sources import env_name, resolve_env
-from polopt.rollouts.envs.env_state import set_evaluation_statistics
+from polopt.rollouts.envs.env_state import saved_statistics, set_evaluation_statistics
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, cast_floats
 from polopt.rollouts.envs.vector_env import make_one_env, policies_of_agents
 from polopt.rollouts.rollout_config import RolloutConfig
@@ -303,8 +303,7 @@ def evaluate_now(
     changes = config.evaluation_config.changes(training)
     rollout = training.model_copy(update=changes)
     rollout = rollout.model_copy(update={"env": resolve_env(rollout.env)})
-    workers = optimizer.get_driver_state()["workers"].values()
-    statistics = [one["statistics"] for one in workers if one.get("statistics")]
+    statistics = saved_statistics(optimizer.get_driver_state()["workers"].values())
     with kept_global_generators(), environment(rollout) as env:
         if statistics:
             set_evaluation_statistics(env, statistics)

@@ -7,7 +7,7 @@ import logging
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,6 +53,8 @@ _COUNTS = (
     "restore_count",
 )
 _LARGEST_COUNT = 2**62
+_A_COUNT = "an integer from 0 to 2**62"
+_NO_MODULE = "a registered name, because a checkpoint cannot make polopt import a module"
 #: Errors that `set_state` raises if the state is from another policy, or was edited.
 _MISFITS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError)
 #: Tune's names for checkpoint directories. Directories with such names in one folder are from the
@@ -107,18 +109,15 @@ def _problems(
     counts = [("training_iteration", state), *((key, optimizer) for key in _COUNTS)]
     for key, owner in counts:
         value = owner.get(key, 0)
-        if not _is_int(value) or not 0 <= value <= _LARGEST_COUNT:
-            yield key, value, "an integer from 0 to 2**62"
+        if not _is_count(value):
+            yield key, value, _A_COUNT
     seconds = state.get("time_total_s", 0.0)
     if not _is_number(seconds) or seconds < 0:
         yield "time_total_s", seconds, "seconds, 0 or more"
     for keys in plugin_places():
-        name = state["config"]
-        for key in keys:
-            name = name.get(key) if isinstance(name, Mapping) else None
+        name = value_at(state["config"], keys)
         if isinstance(name, str) and ":" in name:
-            allowed = "a registered name, because a checkpoint cannot make polopt import a module"
-            yield "/".join(("config", *keys)), name, allowed
+            yield "/".join(("config", *keys)), name, _NO_MODULE
     yield from _named_modules(state["config"].get("policies"))
     yield from _evaluation_problems(state)
     if _runs(state) != state.get("runs", []):
@@ -131,9 +130,7 @@ def _problems(
         yield "optimizer/policy", policy, "a mapping"
         return
     members = policy.get("policies", {"": policy})
-    if not isinstance(members, Mapping) or not all(
-        isinstance(one, Mapping) for one in members.values()
-    ):
+    if not _has_mappings(members):
         yield "optimizer/policy/policies", members, "a mapping of names to mappings"
         return
     shapes = []
@@ -160,18 +157,14 @@ def _named_modules(policies: Any) -> Iterator[tuple[str, Any, str]]:
     """Yields the options of named policies that name a module."""
     if policies is None:
         return
-    if not isinstance(policies, Mapping) or not all(
-        isinstance(one, Mapping) for one in policies.values()
-    ):
+    if not _has_mappings(policies):
         yield "config/policies", policies, "a mapping of names to mappings"
         return
-    allowed = "a registered name, because a checkpoint cannot make polopt import a module"
     for name, options in policies.items():
-        model = options.get("model")
-        custom = model.get("custom") if isinstance(model, Mapping) else None
-        for key, value in (("policy", options.get("policy")), ("model/custom", custom)):
+        for keys in (("policy",), ("model", "custom")):
+            value = value_at(options, keys)
             if isinstance(value, str) and ":" in value:
-                yield f"config/policies/{name}/{key}", value, allowed
+                yield "/".join(("config/policies", name, *keys)), value, _NO_MODULE
 
 
 def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
@@ -181,8 +174,8 @@ def _evaluation_problems(state: Mapping[str, Any]) -> Iterator[tuple[str, Any, s
         return
     for key in ("num_begun", "num_evaluations"):
         value = counts.get(key, 0)
-        if not _is_int(value) or not 0 <= value <= _LARGEST_COUNT:
-            yield f"evaluation/{key}", value, "an integer from 0 to 2**62"
+        if not _is_count(value):
+            yield f"evaluation/{key}", value, _A_COUNT
     best = state.get("best")
     if best is not None and not is_score(best):
         yield "best", best, "null, or a number, a version and a directory"
@@ -214,8 +207,26 @@ def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
         yield path, tree.item() if isinstance(tree, np.generic) else tree
 
 
+def value_at(options: Any, keys: Iterable[str]) -> Any:
+    """Returns the value at a path of keys in nested dicts, or None if there is no such value."""
+    for key in keys:
+        options = options.get(key) if isinstance(options, Mapping) else None
+    return options
+
+
+def _has_mappings(value: Any) -> bool:
+    """Returns whether a value is a mapping whose values are mappings, too."""
+    if not isinstance(value, Mapping):
+        return False
+    return all(isinstance(inner, Mapping) for inner in value.values())
+
+
 def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_count(value: Any) -> bool:
+    return _is_int(value) and 0 <= value <= _LARGEST_COUNT
 
 
 def _is_number(value: Any) -> bool:
@@ -328,11 +339,10 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
         CheckpointError: the wrappers of the environment differ from the wrappers in training.
     """
     # Imported here, because `polopt.load` imports this module but needs no environment.
-    from polopt.rollouts.envs.env_state import set_evaluation_statistics
+    from polopt.rollouts.envs.env_state import saved_statistics, set_evaluation_statistics
 
     try:
-        workers = state["optimizer"].get("workers", {}).values()
-        parts = [one["statistics"] for one in workers if one.get("statistics")]
+        parts = saved_statistics(state["optimizer"].get("workers", {}).values())
         if parts:
             set_evaluation_statistics(env, parts)
     except _MISFITS as error:
@@ -345,8 +355,7 @@ def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
 
 
 def _other_network(state: Mapping[str, Any], policy: Policy) -> str:
-    saved_policy = state["config"].get("policy")
-    saved_model = saved_policy.get("model") if isinstance(saved_policy, Mapping) else None
+    saved_model = value_at(state["config"], ("policy", "model"))
     if not isinstance(saved_model, Mapping):
         saved_model = {}
     different = [
@@ -547,12 +556,11 @@ def _with_network(
 ) -> dict[str, Any]:
     """Returns the options of the policy. The class of the custom network is inserted if it is
     given."""
-    model = options.get("model")
-    saved = model.get("custom") if isinstance(model, Mapping) else None
+    saved = value_at(options, ("model", "custom"))
     if given is not None:
         if saved is None:
             raise ConfigError(f"{where} has no custom network. Leave out network={given.__name__}")
-        return {**options, "model": {**model, "custom": given}}  # type: ignore[dict-item]
+        return {**options, "model": {**options["model"], "custom": given}}
     if saved is None:
         return options
     try:

@@ -13,7 +13,7 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.flat_config import aliases_for, plugin_names, with_preset
-from polopt.trainers.restoring import plugin_places
+from polopt.trainers.restoring import plugin_places, value_at
 from polopt.trainers.trainer_config import merged_options
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}
@@ -60,15 +60,12 @@ def config_of(
     classes = dict(zip(chosen, plugin_names(chosen, preset), strict=True))
     wanted = {plugin: _name(classes[plugin], registry) for plugin, registry in _REGISTRIES.items()}
     changes = canonical(changes, aliases_for(chosen, preset))
-    if wanted["optimizer"] == names["optimizer"]:
-        config_class = OPTIMIZERS.get(classes["optimizer"]).config_class
-        saved |= config_class.of_checkpoint(own["optimizer"])
-    if wanted["policy"] == names["policy"]:
-        config_class = POLICIES.get(classes["policy"]).config_class
-        saved |= config_class.of_checkpoint(own["policy"])
-    elif "model" in own["policy"]:
-        saved["model"] = own["policy"]["model"]
     kept = {plugin for plugin in own if wanted[plugin] == names[plugin]}
+    for plugin, registry in _REGISTRIES.items():
+        if plugin in kept:
+            saved |= registry.get(classes[plugin]).config_class.of_checkpoint(own[plugin])
+    if "policy" not in kept and "model" in own["policy"]:
+        saved["model"] = own["policy"]["model"]
     _check_unsaved(state, where, changes, kept)
     config = merged_options(saved, changes) | chosen
     refuse_imports(config, changes, where, argument_of)
@@ -99,8 +96,8 @@ def refuse_imports(
         ("env", config, changes),
         ("evaluation_config", config.get("evaluation_config"), changes.get("evaluation_config")),
     ):
-        saved = _at(options, ("env",))
-        if saved is not None and _at(given, ("env",)) is None:
+        saved = value_at(options, ("env",))
+        if saved is not None and value_at(given, ("env",)) is None:
             options["env"] = _saved_env(saved, where, advice(key))
 
 
@@ -153,19 +150,13 @@ def _check_imports(
     # Options that may name a module. polopt imports a module that a saved config names only if the
     # user names it, too.
     for keys in (("callbacks",), ("policy_mapping_fn",), *plugin_places()):
-        value = _at(config, keys)
+        value = value_at(config, keys)
         if isinstance(value, str) and ":" in value and not is_given(changes, keys):
             key = "model" if "model" in keys else keys[0]
             raise ConfigError(
                 f"{where}: {'.'.join(keys)} is {value!r:.80}. polopt does not import a module that "
                 f"only a saved config names. To import it, pass {advice(key)}"
             )
-
-
-def _at(options: Any, keys: tuple[str, ...]) -> Any:
-    for key in keys:
-        options = options.get(key) if isinstance(options, Mapping) else None
-    return options
 
 
 def is_given(options: Any, keys: Sequence[str]) -> bool:

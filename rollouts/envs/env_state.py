@@ -27,7 +27,7 @@ of `TimeLimit`, and a vector's flags for resets at the next step.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import gymnasium
@@ -187,6 +187,11 @@ def merge_env_statistics(parts: list[dict[str, Any]]) -> dict[str, Any]:
         "vector": _merged([part["vector"] for part in parts]),
         "envs": [_merged(chains)] if chains else [],
     }
+
+
+def saved_statistics(workers: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Returns the running statistics in the states of workers, of the workers that have any."""
+    return [one["statistics"] for one in workers if one.get("statistics")]
 
 
 def set_evaluation_statistics(env: Any, parts: list[dict[str, Any]]) -> None:

@@ -322,19 +322,18 @@ class FaultLog:
         for fault in record.faults.values():
             self._note_data(worker_index, fault)
 
-    def note_update(self, done: bool, worker_index: int = LEARNER, why: str = "") -> None:
+    def note_update(self, done: bool, why: str) -> None:
         """Notes that the driver made an update, or skipped an update because of non-finite values.
 
         Args:
             done: True if the update was made.
-            worker_index: index of the worker whose data were not finite. 0 is the driver.
             why: says which values were not finite.
 
         Raises:
             NonFiniteError: the number of consecutive skipped updates has reached the limit.
         """
         if not done:
-            self._note_data(worker_index, Fault("non_finite", why))
+            self._note_data(LEARNER, Fault("non_finite", why))
         self._updates.note("updates", "" if done else why)
 
     def _note_data(self, worker_index: int, fault: Fault) -> None:

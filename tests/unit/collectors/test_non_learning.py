@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faulty_envs import guarded
+from gymnasium import spaces
 from masked_env import (
     ACTIONS,
     Masked,
@@ -19,6 +20,7 @@ from masked_env import (
 from torch import nn
 from toy_envs import AUTORESET, make_sampler
 
+from polopt.collectors.fixed_distributions import PassThroughActions
 from polopt.collectors.non_learning import (
     CallablePolicy,
     ModulePolicy,
@@ -26,6 +28,7 @@ from polopt.collectors.non_learning import (
     NonLearningPolicy,
     RandomPolicy,
 )
+from polopt.metrics.actions import ActionSums
 from polopt.policies.acting_policy import ActingPolicy
 
 
@@ -67,3 +70,14 @@ def test_sampled_actions_are_allowed(kind: str, mode: str, acting: str) -> None:
 
 def test_non_learning_policy_has_the_contract_of_acting() -> None:
     assert issubclass(NonLearningPolicy, ActingPolicy)
+
+
+def test_clipped_actions_of_a_callable_are_counted() -> None:
+    space = spaces.Box(np.array([[-1.0, 0.0]], np.float32), np.array([[1.0, np.inf]], np.float32))
+    dist = PassThroughActions(space)
+    params = np.array([[1.0, 7.0], [-2.0, -0.5], [0.5, -1.0]], np.float32)
+    actions = dist.sample(params, None)
+    clipped = np.count_nonzero(dist.to_env(actions) != actions)
+    assert clipped == 3
+    assert ActionSums.of(actions, dist.sizes, dist.bounds).clipped == clipped
+    assert PassThroughActions(spaces.Discrete(3)).bounds is None

@@ -16,7 +16,6 @@ from toy_envs import random_batch
 from polopt.metrics.actions import ActionStats, ActionSums
 from polopt.metrics.record import Record
 from polopt.optimizers.sync_samples import SyncSamples
-from polopt.policies.distributions.fixed import PassThroughActions
 from polopt.policies.distributions.make_distribution import make_distribution
 
 
@@ -113,17 +112,6 @@ def test_rows_that_are_not_valid_do_not_count(space: str) -> None:
     real = {"mean": [3.0], "std": [0.0], "clipped": 0.0}
     expected = {"histogram": {"0": [0, steps]}} if sizes else real
     assert stats.report() == expected
-
-
-def test_clipped_actions_of_a_callable_are_counted() -> None:
-    space = spaces.Box(np.array([[-1.0, 0.0]], np.float32), np.array([[1.0, np.inf]], np.float32))
-    dist = PassThroughActions(space)
-    params = np.array([[1.0, 7.0], [-2.0, -0.5], [0.5, -1.0]], np.float32)
-    actions = dist.sample(params, None)
-    clipped = np.count_nonzero(dist.to_env(actions) != actions)
-    assert clipped == 3
-    assert ActionSums.of(actions, dist.sizes, dist.bounds).clipped == clipped
-    assert PassThroughActions(spaces.Discrete(3)).bounds is None
 
 
 @pytest.mark.parametrize(
