@@ -13,6 +13,7 @@ from unittest import mock
 import pytest
 from source_tree import ROOT
 
+import polopt
 from polopt.trainers.presets import PRESETS
 
 BENCHMARKS = ROOT / "benchmarks"
@@ -115,9 +116,35 @@ def test_every_stored_run_names_its_commit() -> None:
             assert run["run"] == "about" or run["commit"], run["run"]
 
 
-def test_log_of_a_comparison_is_that_on_the_page() -> None:
+@pytest.mark.parametrize("name", ["cartpole", "halfcheetah"])
+def test_log_of_a_comparison_is_that_on_the_page(name: str) -> None:
     page = (ROOT / "docs/comparisons.md").read_text()
-    log = (STORES / "cartpole_comparison" / "log.txt").read_text()
-    shown = page.partition("This is the end of its\noutput:\n\n```\n")[2].partition("```")[0]
-    assert len(shown.splitlines()) > 5
-    assert [line for line in shown.splitlines() if line not in log] == []
+    log = (STORES / f"{name}_comparison" / "log.txt").read_text()
+    end = log[log.rindex("metric      ") : log.rindex("comparison  out")]
+    assert len(end.splitlines()) > 5
+    assert f"```\n{end}```" in page
+
+
+@pytest.mark.parametrize("name", ["cartpole", "halfcheetah"])
+def test_decisions_of_a_comparison_follow_from_its_seeds(name: str) -> None:
+    folder = STORES / f"{name}_comparison"
+    report = json.loads((folder / "decisions.json").read_text())
+    seeds = [json.loads(line) for line in (folder / "seeds.jsonl").read_text().splitlines()]
+    plan, scores = report["plan"], {variant: [] for variant in report["plan"]["variants"]}
+    for seed in sorted(seeds, key=lambda seed: seed["number"]):
+        scores[seed["variant"]].append(seed["score"])
+    rules = polopt.DecisionRules(
+        looks=tuple(plan["looks"]),
+        level=plan["level"],
+        equal_within=plan["equal_within"],
+        draw_seed=plan["draw_seed"],
+    )
+    found = [
+        (pair.answer, pair.better, pair.seeds, list(pair.p_values))
+        for pair in polopt.decide(scores, rules).pairs
+    ]
+    stored_pairs = [
+        (pair["answer"], pair["better"], pair["seeds"], pair["p_values"])
+        for pair in report["pairs"]
+    ]
+    assert found == stored_pairs
