@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from importlib import import_module
 from typing import Any, NamedTuple
 
 #: The modules of Ray from which each module of polopt may import public names. `ray.cloudpickle` is
@@ -82,10 +83,10 @@ def registered(category: str, name: str) -> Callable[..., Any] | None:
 
 def register_with_tune(category: str, name: str, value: Any) -> None:
     """Puts an object into Tune's registry, so that `registered` finds it in all processes of the
-    cluster."""
-    from ray.tune import registry
-
-    registry._global_registry.register(category, name, value)
+    cluster. If Ray has no such registry, only this process knows the object."""
+    tune_registry = getattr(import_module("ray.tune.registry"), "_global_registry", None)
+    if tune_registry is not None:
+        tune_registry.register(category, name, value)
 
 
 def accept_as_config(cls: type[Any]) -> None:
