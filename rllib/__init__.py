@@ -16,7 +16,7 @@ The files, in the order in which a script meets them:
       rllib_defaults       the algorithms, and RLlib's defaults
       translation          one option, and options that depend on each other
         accepted_options, exploration_config, replay_buffer_config, multi_agent, custom_models
-        other_libraries    the tables of names and texts, also for errors and docs/migration.md
+        other_libraries    the tables of names and texts, also for errors and docs/migration*.md
     algorithm              the trainer that a script makes (registration: its names in Tune)
       views                policies, networks, workers and environments
       old_results          result keys of older releases

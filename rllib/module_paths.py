@@ -415,7 +415,9 @@ def _refusal(path: str) -> str:
         names = {*MODULES, *(f"{one}.{name}" for one, own in MODULES.items() for name in own)}
         names.discard(path)
         near = difflib.get_close_matches(path, names, 1, 0.8)
-        instead = f"did you mean {_PACKAGE}.{near[0]}" if near else "docs/migration.md says more"
+        instead = (
+            f"did you mean {_PACKAGE}.{near[0]}" if near else "docs/migration-rllib.md says more"
+        )
     return f"polopt does not offer ray.rllib.{path}: {instead}"
 
 

@@ -1,6 +1,6 @@
 """Names of RLlib, Stable-Baselines3 and CleanRL, and the corresponding names of polopt.
 
-Error messages and the tables of `docs/migration.md` use the texts in this file. The texts are
+Error messages and the tables of `docs/migration*.md` use the texts in this file. The texts are
 Markdown. In `Option.given`, the words between backquotes are the names of options.
 """
 
@@ -693,7 +693,7 @@ STABLE_BASELINES3 = _table(
     [docs/normalization.md](normalization.md) :: True and 10.0 | False and 10.0
 `MaskablePPO`: `action_masks()` of the environment :: the key `action_mask` of the `Dict`
     observation, which is True or 1 for allowed actions. `predict` reads the mask from the
-    observation. A [wrapper](migration.md#masks-checkpoints-and-episodes) puts it there
+    observation. A [wrapper](migration-sb3.md#masks-checkpoints-and-episodes) puts it there
 `seed` :: `seed`
 `device` :: `num_gpus`: 1 for `cuda`, 0 for `cpu` :: `auto` | 0
 `use_sde`, `sde_sample_freq`, `use_expln`, `full_std` :: polopt has no gSDE :: False |
@@ -737,7 +737,7 @@ A2C: `n_steps`, `learning_rate` :: `rollout_fragment_length`, `lr` :: 5 and 7e-4
     Schedules continue at the saved number of steps
 `Monitor`: `filename`, `load_results`, `ts2xy` :: `log_dir` writes `progress.csv` with one row for
     each iteration. For one row for each episode, write
-    [`on_episode_end`](migration.md#masks-checkpoints-and-episodes)
+    [`on_episode_end`](migration-sb3.md#masks-checkpoints-and-episodes)
 `model.q_net(obs)`, `policy.obs_to_tensor` :: `trainer.get_policy().action_params(obs)`, which are
     the Q-values `[B, n]` of DQN
 `callback`: `_on_step`, `_on_rollout_end` :: `callbacks`: `on_episode_step`, `on_sample_end`,

@@ -1,4 +1,4 @@
-"""The polopt code of docs/migration.md runs as printed, and its tables name keys that exist."""
+"""The polopt code of the pages on migration runs as printed. Their tables name keys that exist."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS
 from polopt.trainers.trainer_config import TrainerConfig
 
-PAGE = "docs/migration.md"
-BLOCKS = blocks_of(PAGE)
+PAGES = [f"docs/migration{name}.md" for name in ("-rllib", "-rllib-options", "", "-sb3")]
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 #: Names in the second column of the tables that are not keys of configs.
 OTHERS = {
     "explore",
@@ -64,9 +64,10 @@ def known_keys() -> set[str]:
 
 
 def test_keys_of_the_tables_exist() -> None:
-    text = (ROOT / PAGE).read_text()
-    tables = text.partition("## From RLlib")[2]
-    rows = [row.split(" | ")[1] for row in tables.splitlines() if row.startswith("| ")]
+    texts = {page: (ROOT / page).read_text() for page in PAGES}
+    texts["docs/migration.md"] = texts["docs/migration.md"].partition("## From CleanRL")[2]
+    lines = [line for text in texts.values() for line in text.splitlines()]
+    rows = [line.split(" | ")[1] for line in lines if line.startswith("| ")]
     # A cell has names without a value, such as `lr`, and names with a value, such as `lr=0.1`.
     named = {name for cell in rows for name in re.findall(r"`([a-z][a-z_]*)(?:=[^`]*)?`", cell)}
     assert named - known_keys() - OTHERS == set()

@@ -53,8 +53,8 @@ OPTIONS = sorted({key for kind in config_classes() for key in keys_of(kind)})
 @pytest.fixture(scope="module")
 def texts() -> list[str]:
     """Returns the docs, except the pages with tables of all options, and the tuned examples."""
-    tables = ("migration.md", "options.md")
-    docs = [path for path in (ROOT / "docs").glob("*.md") if path.name not in tables]
+    tables = {ROOT / "docs" / "options.md", *(ROOT / "docs").glob("migration*.md")}
+    docs = sorted({*(ROOT / "docs").glob("*.md")} - tables)
     examples = sorted((ROOT / "tuned_examples").glob("*.py"))
     return [path.read_text() for path in [ROOT / "README.md", *docs, *examples]]
 

@@ -1,6 +1,6 @@
-"""Makes the tables of `docs/migration.md` from the same data as error messages.
+"""Makes the tables of the pages on migration from the same data as error messages.
 
-python tests/unit/rllib/migration_tables.py     # writes the tables into the page
+python tests/unit/rllib/migration_tables.py     # writes the tables into the pages
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from polopt.rllib.other_libraries import (
 )
 
 MOST_NAMES = 4
-PAGE = Path(__file__).parents[3] / "docs" / "migration.md"
+DOCS = Path(__file__).parents[3] / "docs"
+PAGES = [DOCS / name for name in ("migration.md", "migration-rllib-options.md", "migration-sb3.md")]
 
 
 def of_options(library: str, defaults: str, options: Iterable[Option]) -> list[str]:
@@ -71,14 +72,12 @@ def tables() -> list[list[str]]:
 
 
 def with_tables(text: str) -> str:
-    """Returns the text of the page with new tables. Each new table replaces the table that begins
-    with the same line.
-
-    Raises:
-        ValueError: the page does not have a table with this first line.
-    """
+    """Returns the text of a page with new tables. Each new table replaces the table that begins
+    with the same line."""
     lines = text.splitlines()
     for table in tables():
+        if table[0] not in lines:
+            continue  # it is on another page
         first = last = lines.index(table[0])
         while last < len(lines) and lines[last].startswith("|"):
             last += 1
@@ -87,4 +86,5 @@ def with_tables(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_tables(PAGE.read_text()))
+    for page in PAGES:
+        page.write_text(with_tables(page.read_text()))

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import ray
-from migration_tables import PAGE, tables, with_tables
+from migration_tables import PAGES, tables, with_tables
 
 import polopt
 from polopt.common.config import ConfigError
@@ -98,9 +98,11 @@ def error_of(options: dict[str, Any], preset: dict[str, Any] | None = None) -> s
     return str(caught.value)
 
 
-def test_page_has_the_tables_of_the_code() -> None:
-    text = PAGE.read_text()
-    assert text == with_tables(text), "run `python tests/unit/rllib/migration_tables.py`"
+def test_pages_have_the_tables_of_the_code() -> None:
+    texts = [page.read_text() for page in PAGES]
+    assert texts == [*map(with_tables, texts)], "run `python tests/unit/rllib/migration_tables.py`"
+    lines = [line for text in texts for line in text.splitlines()]
+    assert [lines.count(table[0]) for table in tables()] == [1] * len(tables())
 
 
 def test_each_row_has_as_many_cells_as_the_head_of_its_table() -> None:

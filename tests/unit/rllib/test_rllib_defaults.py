@@ -1,8 +1,8 @@
 """The defaults of RLlib's algorithms, as they are written in Ray's releases.
 
 `TABLE` was read from these files. Where a class serves several releases with different defaults,
-the table has the value of the newest release that has the algorithm, and docs/migration.md lists
-the others.
+the table has the value of the newest release that has the algorithm, and docs/migration-rllib.md
+lists the others.
 - names that end in `Trainer`: Ray 1.13.0, `DEFAULT_CONFIG` of `rllib/agents/ppo/ppo.py`,
   `ppo/ddppo.py`, `ppo/appo.py`, `impala/impala.py`, `dqn/simple_q.py`, `dqn/dqn.py`,
   `dqn/apex.py`, `pg/pg.py`, `sac/sac.py`, `a3c/a3c.py`, `a3c/a2c.py` and `trainer_config.py`
