@@ -87,7 +87,7 @@ def make(transport: str, env: Any = Paced, rollout: Any = None, **options: Any) 
     return make_optimizer(AsyncReplay, WorkerSet(config), **{**OPTIONS, **options})
 
 
-@pytest.fixture(params=["ray", "auto"])
+@pytest.fixture(params=[pytest.param("ray", marks=pytest.mark.slow), "auto"])
 def optimizer(ray_session: None, request: pytest.FixtureRequest) -> Iterator[Any]:
     made = make(request.param)
     try:

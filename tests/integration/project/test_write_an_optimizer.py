@@ -54,8 +54,16 @@ def train_and_drain(trainer: polopt.PolicyOptimizerTrainer, iterations: int) -> 
     return result
 
 
-@pytest.mark.parametrize("transport", ["ray", "socket"])
-@pytest.mark.parametrize("name", PLUGINS)
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        *zip(PLUGINS, ("socket", "ray"), strict=True),
+        *(
+            pytest.param(name, transport, marks=pytest.mark.slow)
+            for name, transport in zip(PLUGINS, ("ray", "socket"), strict=True)
+        ),
+    ],
+)
 def test_every_fault_at_once_is_counted(
     name: str, transport: str, ray_session: None, tmp_path: Path
 ) -> None:

@@ -30,11 +30,11 @@ OTHERS = {
     "state",
 }
 OTHERS |= {"checkpoint_frequency", "log_dir"}  # options of Tune, and of trainers
-OTHERS |= {"hiddens"}  # an option of RLlib that the builder takes
+OTHERS |= {"hiddens", "use_gae"}  # options of RLlib that the builders take
 OTHERS |= {"agent_id", "episode", "worker", "rng"}  # arguments of a mapping
 OTHERS |= {"action_mask", "best_checkpoint", "cuda", "cpu", "stop"}
 OTHERS |= {*POLICIES.names(), *OPTIMIZERS.names()}
-OTHERS |= {"none", "sync", "async", "sequence"}  # values of options
+OTHERS |= {"none", "sync", "async", "sequence", "sign"}  # values of options
 
 
 @pytest.mark.timeout(600)
