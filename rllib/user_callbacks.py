@@ -237,6 +237,11 @@ class CallbackEpisode:
         self.is_terminated, self.is_done = episode.terminated, episode.done
         self.is_truncated = episode.done and not episode.terminated
         self._episode = episode
+        #: The number of steps and the returns of the agents, after up to three steps.
+        self._after: list[tuple[int, dict[Any, float]]] = data.setdefault("after", [(0, {})])
+        if self._after[-1][0] != self.length:
+            self._after.append((self.length, dict(of_agents)))
+            del self._after[:-3]
 
     def get_return(self) -> float:
         """Returns the undiscounted sum of the rewards so far."""
@@ -287,9 +292,34 @@ class CallbackEpisode:
         """Returns the last action, before `normalize_actions`. None before the first step."""
         return self._of_agent(self._episode.action, agent_id)
 
-    def last_reward_for(self, agent_id: Any = None) -> float:
-        """Returns the last reward. With several agents, the sum of the rewards of all agents."""
-        return self._episode.reward
+    def last_reward_for(self, agent_id: Any = "agent0") -> float:
+        """Returns the last reward of an agent. See `_reward`."""
+        if not self.agent_returns:
+            return self._episode.reward
+        return self._reward("last_reward_for", 1, agent_id)
+
+    def prev_reward_for(self, agent_id: Any = "agent0") -> float:
+        """Returns the reward of an agent one step before the last one. See `_reward`."""
+        return self._reward("prev_reward_for", 2, agent_id)
+
+    def _reward(self, name: str, steps: int, agent_id: Any) -> float:
+        """Returns the reward of an agent at the step that was the last but `steps - 1`, and 0 if
+        the episode has fewer steps.
+
+        Raises:
+            AttributeError: `on_episode_step` is not defined, so the rewards of single steps are not
+                known.
+        """
+        if self.length < steps:
+            return 0.0
+        numbers = [number for number, _ in self._after]
+        if numbers[-steps - 1 :] != [*range(self.length - steps, self.length + 1)]:
+            raise AttributeError(
+                f"episode.{name}() needs the rewards of single steps. polopt keeps them if the "
+                "callbacks define on_episode_step"
+            )
+        before, after = self._after[-steps - 1][1], self._after[-steps][1]
+        return after.get(agent_id, 0.0) - before.get(agent_id, 0.0)
 
     def add_temporary_timestep_data(self, key: str, data: Any) -> None:
         """Appends data to a list under a key. See `get_temporary_timestep_data`."""
@@ -319,7 +349,8 @@ class CallbackEpisode:
             "get_return(), agent_rewards, module_for(agent_id), length or len(episode), "
             "is_terminated, is_truncated, custom_metrics, hist_data, user_data, episode_id, "
             "env_id, last_info_for(), "
-            "last_observation_for(), last_action_for(), and get_infos(-1), get_observations(-1), "
+            "last_observation_for(), last_action_for(), last_reward_for(), prev_reward_for(), and "
+            "get_infos(-1), get_observations(-1), "
             "get_actions(-1) and get_rewards(-1). If the callback needs more, let the environment "
             "put it into the infos"
         )

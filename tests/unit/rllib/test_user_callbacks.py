@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from polopt import rllib
 from polopt.common.config import ConfigError
 from polopt.policies.policy import Policy
 from polopt.rllib.user_callbacks import (
+    CallbackEpisode,
     RLlibCallback,
     as_polopt_callbacks,
     make_multi_callbacks,
@@ -261,3 +263,30 @@ def test_episode_created_after_the_reset_is_said(caplog: pytest.LogCaptureFixtur
     with caplog.at_level(logging.WARNING, "polopt"):
         as_polopt_callbacks(Created)
     assert "on_episode_created is called after the reset" in caplog.text
+
+
+def test_episode_knows_the_last_two_rewards_of_each_agent() -> None:
+    data: dict[str, Any] = {}
+
+    def after(steps: int, **returns: float) -> CallbackEpisode:
+        total, done = sum(returns.values()), SimpleNamespace(terminated=False, done=False)
+        episode = SimpleNamespace(**vars(done), data=data, env_index=0, episode_return=total)
+        episode.agent_returns, episode.agent_policies = returns, {}
+        episode.episode_len, episode.reward = steps, 9.0
+        return CallbackEpisode(cast(Any, episode))
+
+    one = after(1, a=1.0, b=2.0)
+    assert [one.last_reward_for("a"), one.last_reward_for("b"), one.prev_reward_for("a")] == [
+        1,
+        2,
+        0,
+    ]
+    after(2, a=1.5, b=6.0)
+    three = after(3, a=8.5, b=6.0)
+    again = after(3, a=8.5, b=6.0)  # at the end of the episode, after the last step
+    for episode in (three, again):
+        assert [episode.last_reward_for(agent) for agent in "ab"] == [7.0, 0.0]
+        assert [episode.prev_reward_for(agent) for agent in "ab"] == [0.5, 4.0]
+    skipped = after(7, a=9.0, b=6.0)
+    with pytest.raises(AttributeError, match="keeps them if the callbacks define on_episode_step"):
+        skipped.last_reward_for("a")
