@@ -36,7 +36,7 @@ import numpy as np
 import ray
 from about import about
 from quiet import is_good, wait_until_quiet, watching_others
-from stored_runs import read_runs, write_runs
+from stored_runs import read_runs, write_between, write_runs
 
 import polopt
 
@@ -145,13 +145,6 @@ def table(store: dict[str, Any]) -> list[str]:
     return [*lines, "", said + (f". Other programs ran during {busy} cases." if busy else ".")]
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the table into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, *table(store), END + after]))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -170,7 +163,7 @@ def main() -> None:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         for kind in options.transports:
             measure_transport(kind, store, options)
-    write_page(store)
+    write_between(PAGE, BEGIN, END, table(store))
     print("\n".join(table(store)))
 
 

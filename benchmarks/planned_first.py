@@ -34,7 +34,7 @@ import yaml
 from about import about
 from predicted_rates import measured
 from quiet import wait_until_quiet, watching_others
-from stored_runs import read_runs, write_runs
+from stored_runs import read_runs, write_between, write_runs
 
 import polopt
 
@@ -233,13 +233,6 @@ def table(store: dict[str, Any]) -> list[str]:
     ]
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the table into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, *table(store), END + after]))
-
-
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
@@ -290,7 +283,7 @@ def main() -> None:
             trainer.stop()
         write_runs(options.store, store)
     if options.store == STORE:
-        write_page(store)
+        write_between(PAGE, BEGIN, END, table(store))
     print("\n".join(table(store)))
 
 

@@ -38,7 +38,7 @@ import numpy as np
 import ray
 from about import about
 from quiet import QUIET_CORES, is_good, wait_until_quiet, watching_others
-from stored_runs import read_runs, write_runs
+from stored_runs import read_runs, write_between, write_runs
 
 import polopt
 
@@ -452,13 +452,6 @@ def table(store: dict[str, Any]) -> list[str]:
     return [*lines, "", ", ".join(f"{one} {of}" for one, of in sorted(about_run.items())) + "."]
 
 
-def write_page(store: dict[str, Any]) -> None:
-    """Writes the tables into the page."""
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text("\n".join([before + BEGIN, *table(store), END + after]))
-
-
 def main() -> None:
     """Runs the benchmark."""
     parser = argparse.ArgumentParser(
@@ -489,10 +482,10 @@ def main() -> None:
                 measure_stage(store, stage, chosen, workers, options, trainers)
         finally:
             write_runs(STORE, store)
-            write_page(store)
+            write_between(PAGE, BEGIN, END, table(store))
             for trainer in trainers.values():
                 trainer.stop()
-    write_page(store)
+    write_between(PAGE, BEGIN, END, table(store))
 
 
 if __name__ == "__main__":

@@ -23,3 +23,10 @@ def write_runs(path: Path, runs: dict[str, Any]) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text("".join(f"{line}\n" for line in lines))
     partial.replace(path)
+
+
+def write_between(page: Path, begin: str, end: str, lines: list[str]) -> None:
+    """Writes lines into a page, between the lines `begin` and `end`."""
+    before, _, rest = page.read_text().partition(begin)
+    after = rest.partition(end)[2]
+    page.write_text("\n".join([before + begin, *lines, end + after]))

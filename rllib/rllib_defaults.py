@@ -1,9 +1,9 @@
 """The defaults of RLlib's algorithms where they differ from the defaults of polopt's presets.
 
-A name that ends in `Trainer` has the defaults of releases up to 1.13. Any other name has those of
-the newest release with the algorithm: Ray 2.7 or 2.60. The table of these values, with the files of
-Ray in which they are written, is `tests/unit/rllib/test_rllib_defaults.py`. Options that polopt
-lacks are not listed.
+A name that ends in `Trainer` has the defaults of releases up to 1.13. Any other name has the
+defaults of the newest release with the algorithm: Ray 2.7 or 2.60. The table of these values, with
+the files of Ray in which they are written, is `tests/unit/rllib/test_rllib_defaults.py`. Options
+that polopt lacks are not listed.
 """
 
 from __future__ import annotations

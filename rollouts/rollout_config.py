@@ -98,8 +98,8 @@ class RolloutConfig(Config):
             `None` means that only the environment's own limit applies. RLlib 0.8: `horizon`.
         clip_raw_rewards: how the rewards of the environment are changed for learning. `sign` keeps
             only their sign, as in the DQN of Atari. A number is the largest absolute value of a
-            reward. Returns in results are those of the unchanged rewards. With `normalize_rewards`,
-            the variance is also that of the unchanged rewards. RLlib: `clip_rewards`.
+            reward. Returns in results, and the variance of `normalize_rewards`, are computed from
+            the unchanged rewards. RLlib: `clip_rewards`.
         num_cpus_per_worker: the Ray CPUs of each remote worker: a fraction of 1, or a whole number.
             RLlib: `num_cpus_per_env_runner`.
         num_gpus_per_worker: the Ray GPUs of each remote worker: a fraction of 1, or a whole number.

@@ -95,7 +95,7 @@ class AgentProcesses(AgentVectorEnv):
     """Steps K copies at the same time, each in its own process. Otherwise it is like
     `AgentVectorEnv`.
 
-    The processes are those of Gymnasium's `AsyncVectorEnv`. Actions and results are dicts of the
+    Gymnasium's `AsyncVectorEnv` runs the processes. Actions and results are dicts of the
     agents that are there, so they travel as two pickled messages for each copy and step, and not in
     shared memory.
 

@@ -60,14 +60,14 @@ class SampleRequest(NamedTuple):
 
 def clip_rewards(batch: SampleBatch | MultiAgentBatch, limit: float | str | None) -> None:
     """Changes the rewards of a fragment as the option `clip_raw_rewards` says. The statistics of
-    episodes, which the fragment also has, stay as they are."""
+    episodes, which the fragment also has, stay as they are. Rewards that are not finite also stay,
+    so that the fragment counts as faulty."""
     if limit is None:
         return
     for part in batch.parts.values() if isinstance(batch, MultiAgentBatch) else [batch]:
         rewards = part["rewards"]
-        part["rewards"] = (
-            np.sign(rewards) if isinstance(limit, str) else rewards.clip(-limit, limit)
-        )
+        clipped = np.sign(rewards) if isinstance(limit, str) else rewards.clip(-limit, limit)
+        part["rewards"] = np.where(np.isfinite(rewards), clipped, rewards)
 
 
 def make_sampler(

@@ -22,6 +22,7 @@ from toy_envs import (
 
 from polopt.optimizers.async_gradients import compute_gradient
 from polopt.rollouts.sampling.sampler import VectorSampler
+from polopt.rollouts.sampling.worker_sampler import clip_rewards
 
 
 @every_mode
@@ -70,6 +71,17 @@ def test_rewards_are_clipped_for_learning_only(clip: Any, expected: float) -> No
     # The second value target of an episode of two steps.
     last = batch["value_targets"][batch["truncated"] | batch["terminated"]]
     np.testing.assert_allclose(last, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clip", ["sign", 1.0])
+def test_clipping_does_not_hide_an_infinite_reward(clip: Any) -> None:
+    def make(config: Any) -> Any:
+        return TransformReward(Clock(2, "terminated"), lambda reward: reward)
+
+    batch = worker(env=make, rollout_fragment_length=4).next_batch()
+    batch["rewards"][:3, 0] = np.inf, -np.inf, 5.0
+    clip_rewards(batch, clip)
+    assert batch["rewards"][:3, 0].tolist() == [np.inf, -np.inf, 1.0]
 
 
 def test_observations_continue_across_fragments() -> None:
