@@ -203,14 +203,16 @@ def evaluate(
         from polopt.command_line import evaluate_command
         from polopt.command_line.names import named_classes
         from polopt.trainers import play_episodes
-        from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
+        from polopt.trainers.find_checkpoint import find_checkpoint
+        from polopt.trainers.play_episodes import restore_env_statistics
+        from polopt.trainers.saved_policy import policy_of
 
         classes = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())
         state, experiment = evaluate_command.load(found, env, changes or [])
         loaded = policy_of(state, found, *classes)
         with play_episodes.environment(experiment.rollout, video) as single_env:
-            play_episodes.check_spaces(loaded, single_env)
+            play_episodes.check_env_fits(loaded, single_env)
             restore_env_statistics(state, single_env)
             say(f"checkpoint  {found}")
             played = play_episodes.play(
@@ -239,7 +241,8 @@ def export(
     """Write a trained policy as an ONNX model."""
     with bad_input():
         from polopt.command_line.names import named_classes
-        from polopt.trainers.restoring import find_checkpoint, load
+        from polopt.trainers.find_checkpoint import find_checkpoint
+        from polopt.trainers.saved_policy import load
 
         policy_class, network_class = named_classes(policy, network)
         found = find_checkpoint(checkpoint.expanduser())

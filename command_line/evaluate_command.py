@@ -17,9 +17,10 @@ from polopt.common.episodes import Episode
 from polopt.common.plain_data import argument_for, described
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.trainers.checkpoint_fields import unsaved_in
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import read_whole, unsaved_in
+from polopt.trainers.find_checkpoint import read_whole
 from polopt.trainers.trainer_config import EvaluationConfig, merged_options
 
 #: Options of the environment that an argument can change.
@@ -50,7 +51,7 @@ def load(
     """
     state = read_whole(checkpoint)
     # The optimizer has no effect on evaluation, and may not be installed here.
-    # `polopt.trainers.restoring` makes the policy.
+    # `polopt.trainers.saved_policy` makes the policy.
     plugins = ("optimizer", "policy")
     config = {key: value for key, value in state["config"].items() if key not in plugins}
     given = dict(changes) if isinstance(changes, Mapping) else _changes(changes)

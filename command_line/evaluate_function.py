@@ -13,20 +13,16 @@ from polopt.common.config import ConfigError, shown
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.rollout_config import RolloutConfig
+from polopt.trainers.find_checkpoint import checkpoint_path, find_checkpoint, read_whole
 from polopt.trainers.play_episodes import (
     EvaluationResult,
+    check_env_fits,
     check_episodes,
-    check_spaces,
     environment,
     play,
-)
-from polopt.trainers.restoring import (
-    checkpoint_path,
-    find_checkpoint,
-    policy_of,
-    read_whole,
     restore_env_statistics,
 )
+from polopt.trainers.saved_policy import policy_of
 
 
 def evaluate(
@@ -89,7 +85,7 @@ def evaluate(
     limit = rollout.max_frames_per_traj
     given = TimeLimit(env, limit) if made and limit else env
     with nullcontext(given) if made else environment(rollout) as single_env:
-        check_spaces(policy, single_env)
+        check_env_fits(policy, single_env)
         if state is not None:
             restore_env_statistics(state, single_env)
         return EvaluationResult(

@@ -35,16 +35,12 @@ from polopt.trainers.experiment import (
     gpu_exists,
     workers_can_sample,
 )
+from polopt.trainers.find_checkpoint import find_checkpoint, read_or_fall_back
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import (
-    find_checkpoint,
-    misfit,
-    read_or_fall_back,
-    restore_state,
-)
 from polopt.trainers.results import check_stop_key
 from polopt.trainers.saved_experiment import config_of
+from polopt.trainers.saved_policy import misfit, restore_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

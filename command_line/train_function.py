@@ -24,8 +24,8 @@ from polopt.command_line.progress_table import Progress
 from polopt.common.config import ConfigError, shown
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import env_name
+from polopt.trainers.find_checkpoint import BEST
 from polopt.trainers.flat_config import with_keywords
-from polopt.trainers.restoring import BEST
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.trainer import PolicyOptimizerTrainer

@@ -37,9 +37,10 @@ from polopt.common.plain_data import argument_for, encode
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.ray_session import warn_if_crowded
+from polopt.trainers.checkpoint_fields import unsaved_in
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment, doubtful
-from polopt.trainers.restoring import BEST, find_checkpoint, unsaved_in
+from polopt.trainers.find_checkpoint import BEST, find_checkpoint
 from polopt.trainers.result_files import ResultTable, TensorBoardEvents
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_trial import RunContext

@@ -24,8 +24,8 @@ from polopt.recording.arrival_log import (
 )
 from polopt.recording.run_record import this_machine
 from polopt.rollouts.envs.env_sources import env_name
+from polopt.trainers.find_checkpoint import checkpoint_path
 from polopt.trainers.flat_config import aliases_for
-from polopt.trainers.restoring import checkpoint_path
 from polopt.trainers.saved_experiment import argument_of, is_given, refuse_imports
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import merged_options

@@ -31,8 +31,8 @@ from polopt.rllib.views import (
 )
 from polopt.rollouts.envs.env_sources import env_name
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.find_checkpoint import checkpoint_path, find_checkpoint, read_or_fall_back
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import checkpoint_path, find_checkpoint, read_or_fall_back
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 #: A key of a config with the names and units of polopt instead of RLlib's. `from_checkpoint` makes

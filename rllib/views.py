@@ -15,7 +15,7 @@ from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.env_sources import EnvContext
 from polopt.rollouts.workers.call_workers import foreach_worker
-from polopt.trainers.restoring import load
+from polopt.trainers.saved_policy import load
 
 #: The name of a policy that has no name.
 DEFAULT_POLICY_ID = "default_policy"

@@ -23,7 +23,7 @@ from gymnasium import spaces
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.find_checkpoint import find_checkpoint
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 QUIET = {"include_dashboard": False, "log_to_driver": False, "logging_level": logging.ERROR}

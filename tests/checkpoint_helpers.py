@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save
 
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import FORMAT, TENSORS, CheckpointError
-from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
+from polopt.trainers.find_checkpoint import read_or_fall_back
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from pyarrow import fs
 
 from polopt.metrics.number import declare
+from polopt.trainers.checkpoint_fields import is_score
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.restoring import BEST, is_score
+from polopt.trainers.find_checkpoint import BEST
 
 _MANIFEST = "manifest.json"
 #: The numbers of `BestCheckpoint.report`.

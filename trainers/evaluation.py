@@ -1,8 +1,8 @@
 """Evaluation during training: plays whole episodes with a copy of the policy.
 
 The driver plays the episodes between two iterations, or evaluation workers play them while training
-continues. Like the file of each policy optimizer, this file has two halves. The function `play`
-runs in a worker. The class `Evaluation` runs in the driver.
+continues. Like the file of each policy optimizer, this file has two halves. The function
+`play_part` runs in a worker. The class `Evaluation` runs in the driver.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from polopt.common.weights import Weights
 from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.number import declare, unexported, within
-from polopt.rollouts.envs.env_api import misfit
+from polopt.rollouts.envs.env_api import space_that_differs
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
@@ -42,9 +42,9 @@ from polopt.rollouts.workers.snapshots import WEIGHTS
 from polopt.rollouts.workers.worker_config import WorkerConfig, check_picklable
 from polopt.rollouts.workers.worker_set import WorkerSet
 from polopt.trainers.best_checkpoint import BestCheckpoint
+from polopt.trainers.play_episodes import WholeEpisodes, shares
 from polopt.trainers.results import custom_block
 from polopt.trainers.trainer_config import TrainerConfig
-from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 logger = logging.getLogger("polopt")
 
@@ -112,7 +112,7 @@ class Part(NamedTuple):
     call_s: float
 
 
-def play(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeStats | None:
+def play_part(worker: RolloutWorker, weights: Weights | None, part: Part) -> EpisodeStats | None:
     """Runs in a worker. Begins the worker's part of an evaluation, or continues it.
 
     Returns:
@@ -253,7 +253,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
 
 
 def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:
-    if name := misfit(spaces, trained):
+    if name := space_that_differs(spaces, trained):
         index = name == "action"
         raise ConfigError(
             f"key 'evaluation_config': {env_name(env)!r} has the {name} space "
@@ -346,7 +346,7 @@ class Evaluation:
                 statistics,
                 _CALL_HERE_S if self.in_driver else _CALL_SHARE * timeout_s,
             )
-            self._calls.send(handle, play, WEIGHTS, part, tag=part)
+            self._calls.send(handle, play_part, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
         self._running = _Running(weights, state, len(parts))
@@ -401,7 +401,7 @@ class Evaluation:
         while self._calls.kept:
             reply = self._calls.first()
             if reply.value is None:
-                self._calls.send(reply.worker, play, WEIGHTS, reply.tag, tag=reply.tag)
+                self._calls.send(reply.worker, play_part, WEIGHTS, reply.tag, tag=reply.tag)
             else:
                 running.played[reply.worker.index] = reply.value
         if len(running.played) < running.num_parts:

@@ -186,19 +186,21 @@ def policy_fits_optimizer(experiment: Experiment) -> None:
     this policy, and the policies that this optimizer can use."""
     optimizer, policy = experiment.optimizer_class, experiment.policy_class
     given = optimizer.batches_of(experiment.optimizer)
-    problem = _misfit(optimizer, policy, given)
+    problem = _why_not(optimizer, policy, given)
     if not problem:
         return
     policies = [
-        repr(name) for name in POLICIES.names() if not _misfit(optimizer, POLICIES.get(name), given)
+        repr(name)
+        for name in POLICIES.names()
+        if not _why_not(optimizer, POLICIES.get(name), given)
     ]
     optimizers = []
     for name in OPTIMIZERS.names():
         other: type[PolicyOptimizer] = OPTIMIZERS.get(name)
-        if not _misfit(other, policy, other.learns_from):
+        if not _why_not(other, policy, other.learns_from):
             optimizers.append(repr(name))
         for kind, (key, value) in other.also_learns_from.items():
-            if not _misfit(other, policy, kind):
+            if not _why_not(other, policy, kind):
                 optimizers.append(f"{name!r} with {key}={value!r}")
     raise ConfigError(
         f"policy {experiment.policy_name!r} with optimizer {experiment.optimizer_name!r}: "
@@ -207,7 +209,9 @@ def policy_fits_optimizer(experiment: Experiment) -> None:
     )
 
 
-def _misfit(optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type) -> str:
+def _why_not(
+    optimizer_class: type[PolicyOptimizer], policy_class: type[Policy], given: type
+) -> str:
     """Returns why the optimizer cannot use the policy, or an empty string if it can.
 
     Args:

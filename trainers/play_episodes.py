@@ -1,5 +1,8 @@
-"""Plays whole episodes of one environment in this process. `polopt evaluate`, `polopt.evaluate` and
-`trainer.evaluate` use this module."""
+"""Plays whole episodes with a policy.
+
+`WholeEpisodes` plays them with any sampler. Evaluation during training uses it (`evaluation.py`).
+`play` plays them in one environment of this process, for `polopt evaluate`, `polopt.evaluate` and
+`trainer.evaluate`."""
 
 from __future__ import annotations
 
@@ -7,11 +10,11 @@ import importlib.util
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -20,32 +23,114 @@ from gymnasium.wrappers import TransformObservation, TransformReward
 
 from polopt.common.config import ConfigError, shown
 from polopt.common.episodes import Episode
-from polopt.common.faults import non_finite_values
+from polopt.common.faults import Fault, Faults, non_finite_values, one_per_kind
+from polopt.common.multi_agent_batch import MultiAgentBatch
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.agent_policies import AgentPolicies
-from polopt.rollouts.envs.agent_vector_env import AgentVectorEnv, FaultTolerantAgents
+from polopt.rollouts.envs.agent_vector_env import (
+    AgentVectorEnv,
+    FaultTolerantAgents,
+    num_copies,
+)
 from polopt.rollouts.envs.agents_env import AgentsEnv
-from polopt.rollouts.envs.env_api import misfit, reward_of
+from polopt.rollouts.envs.env_api import reward_of, space_that_differs
 from polopt.rollouts.envs.env_errors import close_env, missing_package
-from polopt.rollouts.envs.env_sources import env_name, resolve_env
+from polopt.rollouts.envs.env_sources import env_name
 from polopt.rollouts.envs.env_state import saved_statistics, set_evaluation_statistics
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, cast_floats
 from polopt.rollouts.envs.vector_env import make_one_env, policies_of_agents
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.sampling.group_sampler import GroupSampler
+from polopt.rollouts.sampling.non_finite import find_non_finite
 from polopt.rollouts.sampling.sampler import VectorSampler
 from polopt.rollouts.sampling.sampler_faults import SamplerFaults
-from polopt.rollouts.seeds import Seeds, kept_global_generators, seeds_from
+from polopt.rollouts.seeds import Seeds, seeds_from
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.whole_episodes import WholeEpisodes
+from polopt.trainers.saved_policy import MISFITS
 
-if TYPE_CHECKING:
-    from polopt.optimizers.policy_optimizer import PolicyOptimizer
-    from polopt.trainers.experiment import Experiment
-
+#: The maximum number of steps in one fragment. The last fragment continues to its full length after
+#: the last episode has ended, and these steps are wasted. Short fragments waste fewer steps.
+_MOST_STEPS = 64
 #: Seconds after which a line reports that an episode has not ended yet.
 _LONG_S = 10.0
+
+
+def shares(total: int, parts: int) -> list[int]:
+    """Divides `total` into `parts` numbers that differ by at most 1, the larger numbers first."""
+    return [total // parts + (part < total % parts) for part in range(parts)]
+
+
+class WholeEpisodes:
+    """Plays K whole episodes with a sampler. The environments of the sampler must be at the start
+    of an episode.
+
+    The number of episodes for each environment is fixed in advance. The first K episodes that end
+    would give a biased mean: short episodes end first, and their returns may be lower or higher
+    than the returns of long episodes. If an environment plays more episodes than this number, the
+    additional episodes are not used. If an environment raises, its current episode is discarded. If
+    a value of an environment is not finite, all its episodes in the fragment are discarded. The
+    environment then plays other episodes instead.
+
+    Args:
+        sampler: the sampler, whose policy chooses the actions.
+        num_episodes: the number K of episodes of all environments together.
+        explore: whether to sample actions. If False, the most likely actions are used.
+
+    Attributes:
+        episodes: the episodes that have been played so far.
+    """
+
+    def __init__(
+        self,
+        sampler: VectorSampler | GroupSampler,
+        num_episodes: int,
+        explore: bool = False,
+    ) -> None:
+        self._sampler = sampler
+        self._explore = explore
+        self._left = shares(num_episodes, num_copies(sampler.env))
+        self.episodes: list[Episode] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all episodes have been played."""
+        return not any(self._left)
+
+    def play(self) -> Faults:
+        """Samples one fragment, and adds the episodes that end in it to `episodes`.
+
+        Returns:
+            the exceptions of environments in the fragment, and its non-finite values.
+
+        Raises:
+            EnvironmentFailedError, Exception: see `VectorSampler.sample`.
+        """
+        sampler = self._sampler
+        sampler.ended = []
+        batch = sampler.sample(self._explore, min(sampler.fragment_length, _MOST_STEPS))
+        ended, sampler.ended = sampler.ended, None
+        problem, bad = self._find_non_finite(batch)
+        if problem:
+            sampler.reset_some(bad)
+        # With agents, `bad` describes slots.
+        of_envs = bad.reshape(len(self._left), -1).sum(axis=1)
+        for episode in ended:
+            if self._left[episode.env_index] and not of_envs[episode.env_index]:
+                self._left[episode.env_index] -= 1
+                self.episodes.append(episode)
+        if not problem:
+            return batch.faults
+        fault = Fault("non_finite", sampler.faults.source + problem)
+        return one_per_kind([*batch.faults.values(), fault])
+
+    def _find_non_finite(self, batch: Any) -> tuple[str, np.ndarray]:
+        """See `find_non_finite`. With several policies, all environments are bad if one is."""
+        if not isinstance(batch, MultiAgentBatch):
+            return find_non_finite(batch)
+        problems = [find_non_finite(part)[0] for part in batch.parts.values()]
+        problem = next(filter(None, problems), "")
+        return problem, np.full(len(self._left), bool(problem))
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,7 +176,7 @@ def check_episodes(episodes: Any) -> None:
         raise ConfigError(f"episodes: got {shown(episodes)}. Allowed: whole numbers of 1 or more")
 
 
-def check_spaces(policy: Policy, env: Any) -> None:
+def check_env_fits(policy: Policy, env: Any) -> None:
     """Checks that the observation space and the action space of an environment fit the policy.
 
     Raises:
@@ -105,12 +190,36 @@ def check_spaces(policy: Policy, env: Any) -> None:
             "the checkpoint has several policies, but the environment has one agent. Load one of "
             "them with polopt.load(checkpoint, policy=NAME)"
         )
-    if misfit(spaces, (policy.encoder.space, policy.action_space)):
+    if space_that_differs(spaces, (policy.encoder.space, policy.action_space)):
         raise CheckpointError(
             "the environment does not fit the checkpoint's policy. The environment has observation "
             f"space {env.observation_space!s:.200} and action space {env.action_space!s:.200}. "
             f"The policy needs {policy.encoder.space!s:.200} and {policy.action_space!s:.200}"
         )
+
+
+def restore_env_statistics(state: Mapping[str, Any], env: Any) -> None:
+    """Copies the running statistics of the training environments from a checkpoint to the wrappers
+    of an environment. See `set_evaluation_statistics`.
+
+    Args:
+        state: the state of the checkpoint, from `read_trainer_state`.
+        env: an environment for evaluation.
+
+    Raises:
+        CheckpointError: the wrappers of the environment differ from the wrappers in training.
+    """
+    try:
+        parts = saved_statistics(state["optimizer"].get("workers", {}).values())
+        if parts:
+            set_evaluation_statistics(env, parts)
+    except MISFITS as error:
+        why = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            "the running statistics in the checkpoint do not fit the wrappers of the environment. "
+            "As `env` (on the command line: --env), give an environment with the same wrappers as "
+            f"in training ({why})"
+        ) from error
 
 
 @contextmanager
@@ -256,7 +365,7 @@ def _agents_sampler(
     vector.divide(plan.members, plan.chooser(lambda: vector.rng, 0))
     for group, (name, one) in zip(vector.groups, members.items(), strict=True):
         found = group.single_observation_space, group.single_action_space
-        if misfit(found, (one.encoder.space, one.action_space)):
+        if space_that_differs(found, (one.encoder.space, one.action_space)):
             raise CheckpointError(
                 f"agents {shown(group.agents)} have the spaces {found[0]!s:.200} and "
                 f"{found[1]!s:.200}. Policy {name!r} needs {one.encoder.space!s:.200} and "
@@ -266,46 +375,3 @@ def _agents_sampler(
     if isinstance(policy, PolicyGroup):
         return GroupSampler(vector, policy, 1, seeds, SamplerFaults())
     return VectorSampler(vector.groups[0], policy, 1, seeds)
-
-
-def evaluate_now(
-    experiment: Experiment,
-    policy: Policy,
-    optimizer: PolicyOptimizer,
-    episodes: int | None,
-    stochastic: bool | None,
-    seed: int | None,
-) -> EvaluationResult:
-    """Plays episodes in an evaluation environment.
-
-    The wrappers of this environment get the running statistics of the training environments. At
-    the end, the global random generators of the process have the same states as before.
-
-    Args:
-        experiment: config of the trainer.
-        policy: the policy that chooses actions.
-        optimizer: the trainer's optimizer, from which the running statistics are taken.
-        episodes: see `PolicyOptimizerTrainer.evaluate`.
-        stochastic: see `PolicyOptimizerTrainer.evaluate`.
-        seed: see `PolicyOptimizerTrainer.evaluate`.
-
-    Raises:
-        ConfigError: `episodes` is wrong, or the environment cannot be made or evaluated.
-        ValueError: see `set_evaluation_statistics`.
-        Exception: see `play`.
-    """
-    training, config = experiment.rollout, experiment.trainer
-    if episodes is None:
-        episodes = config.evaluation_duration
-    if stochastic is None:
-        stochastic = config.evaluation_config.explore
-    check_episodes(episodes)
-    changes = config.evaluation_config.changes(training)
-    rollout = training.model_copy(update=changes)
-    rollout = rollout.model_copy(update={"env": resolve_env(rollout.env)})
-    statistics = saved_statistics(optimizer.get_driver_state()["workers"].values())
-    with kept_global_generators(), environment(rollout) as env:
-        if statistics:
-            set_evaluation_statistics(env, statistics)
-        played = play(policy, env, episodes, stochastic, seed, rollout=rollout)
-        return EvaluationResult(played)

@@ -14,8 +14,8 @@ from polopt.policies.policy_registry import POLICIES
 from polopt.replay.buffer_files import BufferFiles
 from polopt.trainers.checkpoints import REPLAY, CheckpointError, write_checkpoint
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import misfit, restore_state
 from polopt.trainers.run import Run
+from polopt.trainers.saved_policy import misfit, restore_state
 from polopt.trainers.saved_spaces import describe_space
 
 logger = logging.getLogger("polopt")

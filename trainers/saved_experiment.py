@@ -11,9 +11,9 @@ from polopt.common.registry import Registry
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
+from polopt.trainers.checkpoint_fields import plugin_places, value_at
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.flat_config import aliases_for, plugin_names, with_preset
-from polopt.trainers.restoring import plugin_places, value_at
 from polopt.trainers.trainer_config import merged_options
 
 _REGISTRIES = {"optimizer": OPTIMIZERS, "policy": POLICIES}

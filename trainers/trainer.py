@@ -23,30 +23,31 @@ from polopt.common.ray_names import storage_folder
 from polopt.common.tested_versions import warn_of_untested_versions
 from polopt.policies.policy import Policy
 from polopt.policies.policy_group import PolicyGroup
-from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env
+from polopt.rollouts.envs.env_sources import OwnCopies, env_name, refuse_made_env, resolve_env
+from polopt.rollouts.envs.env_state import saved_statistics, set_evaluation_statistics
 from polopt.rollouts.ray_session import warn_if_larger
+from polopt.rollouts.seeds import kept_global_generators
 from polopt.rollouts.workers.callbacks import CallbackCaller
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.evaluation import Evaluation
 from polopt.trainers.experiment import Experiment, checked_plan
-from polopt.trainers.flat_config import with_keywords
-from polopt.trainers.play_episodes import EvaluationResult, evaluate_now
-from polopt.trainers.preset_help import PresetDoc, PresetSignature
-from polopt.trainers.restoring import (
+from polopt.trainers.find_checkpoint import (
     SavedCheckpoint,
     check_directory,
     checkpoint_path,
     find_checkpoint,
-    misfit,
     read_or_fall_back,
     read_whole,
-    state_of_policy,
 )
+from polopt.trainers.flat_config import with_keywords
+from polopt.trainers.play_episodes import EvaluationResult, check_episodes, environment, play
+from polopt.trainers.preset_help import PresetDoc, PresetSignature
 from polopt.trainers.result_files import ResultFiles
 from polopt.trainers.results import make_result
 from polopt.trainers.run import Iteration, Run
 from polopt.trainers.run_state import RunState, with_present_options
 from polopt.trainers.saved_experiment import config_of
+from polopt.trainers.saved_policy import misfit, state_of_policy
 from polopt.trainers.stop_when import StopWhen
 from polopt.trainers.tune_callbacks import ProgressMetrics
 from polopt.trainers.tune_trial import (
@@ -564,9 +565,20 @@ class PolicyOptimizerTrainer(tune.Trainable):
             Exception: the environment raised this exception in an episode.
         """
         self._check_runs("evaluate")
-        return evaluate_now(
-            self.experiment, self.get_policy(), self.optimizer, episodes, stochastic, seed
-        )
+        training, config = self.experiment.rollout, self.experiment.trainer
+        if episodes is None:
+            episodes = config.evaluation_duration
+        if stochastic is None:
+            stochastic = config.evaluation_config.explore
+        check_episodes(episodes)
+        rollout = training.model_copy(update=config.evaluation_config.changes(training))
+        rollout = rollout.model_copy(update={"env": resolve_env(rollout.env)})
+        statistics = saved_statistics(self.optimizer.get_driver_state()["workers"].values())
+        with kept_global_generators(), environment(rollout) as env:
+            if statistics:
+                set_evaluation_statistics(env, statistics)
+            played = play(self.get_policy(), env, episodes, stochastic, seed, rollout=rollout)
+            return EvaluationResult(played)
 
     def get_policy(self, name: str | None = None) -> Policy:
         """Returns the policy that this trainer trains.

@@ -14,7 +14,7 @@ from gymnasium import Space
 from polopt.common.config import ConfigError, shown
 from polopt.common.registry import load_path
 from polopt.rollouts.envs.agent_vector_env import AgentID, MappedEpisode
-from polopt.rollouts.envs.env_api import misfit
+from polopt.rollouts.envs.env_api import space_that_differs
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError
 
 #: Arguments of a mapping function that may differ from call to call. With one of them, an agent may
@@ -188,7 +188,7 @@ def resolve_policies(
         members = {name: _fitting(spaces_of, own) for name, own in members.items()}
     for name, agents in members.items():
         for agent in agents[1:]:
-            if which := misfit(spaces_of[agent], spaces_of[agents[0]]):
+            if which := space_that_differs(spaces_of[agent], spaces_of[agents[0]]):
                 raise ConfigError(
                     f"policy {name!r} would act for agents {agents[0]!r} and {agent!r}, whose "
                     f"{which} spaces differ: {spaces_of[agents[0]][which == 'action']} and "
@@ -207,7 +207,11 @@ def _fitting(spaces_of: Mapping[AgentID, Any], mapped: Sequence[AgentID]) -> lis
     none was."""
     if not mapped:
         return list(spaces_of)
-    return [agent for agent, own in spaces_of.items() if not misfit(own, spaces_of[mapped[0]])]
+    return [
+        agent
+        for agent, own in spaces_of.items()
+        if not space_that_differs(own, spaces_of[mapped[0]])
+    ]
 
 
 def _by_spaces(spaces_of: Mapping[AgentID, Any]) -> dict[str, list[AgentID]]:
@@ -216,7 +220,7 @@ def _by_spaces(spaces_of: Mapping[AgentID, Any]) -> dict[str, list[AgentID]]:
     groups: list[list[AgentID]] = []
     for agent, own in spaces_of.items():
         for group in groups:
-            if not misfit(own, spaces_of[group[0]]):
+            if not space_that_differs(own, spaces_of[group[0]]):
                 group.append(agent)
                 break
         else:

@@ -158,7 +158,7 @@ def same_encoding(space: Space[Any], other: Space[Any]) -> bool:
     return bool(space == other)
 
 
-def misfit(
+def space_that_differs(
     found: tuple[Space[Any], Space[Any]],
     expected: tuple[Space[Any], Space[Any]],
     action_bounds: bool = True,

@@ -18,7 +18,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.acting_policy import ActingPolicy
 from polopt.policies.policy_group import PolicyGroup
 from polopt.rollouts.envs.agent_vector_env import SlotGroup
-from polopt.rollouts.envs.env_api import misfit
+from polopt.rollouts.envs.env_api import space_that_differs
 from polopt.rollouts.envs.env_errors import (
     EnvironmentAPIError,
     EnvironmentFailedError,
@@ -145,7 +145,7 @@ def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -
     policy was made for the spaces of one environment. An environment of another worker may have
     different spaces, because a user's callable receives the index of the worker."""
     found = env.single_observation_space, env.single_action_space
-    if name := misfit(found, spaces, action_bounds=False):
+    if name := space_that_differs(found, spaces, action_bounds=False):
         close_env(env, place)
         index = name == "action"
         raise EnvironmentAPIError(

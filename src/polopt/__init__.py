@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from polopt.simulation.predictions import Prediction as Prediction
     from polopt.trainers.play_episodes import EvaluationResult as EvaluationResult
     from polopt.trainers.presets import register as register
-    from polopt.trainers.restoring import load as load
+    from polopt.trainers.saved_policy import load as load
     from polopt.trainers.typed_presets import A2C as A2C
     from polopt.trainers.typed_presets import A3C as A3C
     from polopt.trainers.typed_presets import APPO as APPO
@@ -173,7 +173,7 @@ _MODULE_OF = {
     "decide": "polopt.comparison.decisions",
     "evaluate": "polopt.command_line.evaluate_function",
     "foreach_worker": "polopt.rollouts.workers.call_workers",
-    "load": "polopt.trainers.restoring",
+    "load": "polopt.trainers.saved_policy",
     "pack": "polopt.common.compression",
     "predict": "polopt.simulation.predict_function",
     "register": "polopt.trainers.presets",

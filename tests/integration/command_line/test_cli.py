@@ -24,8 +24,9 @@ from ray import tune
 from source_tree import ROOT
 from waiting import wait_until
 
+from polopt.trainers.checkpoint_fields import read_trainer_state
+from polopt.trainers.find_checkpoint import read_or_fall_back
 from polopt.trainers.presets import A2C
-from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
 
 MODULE = "polopt.command_line.cli"
 POLOPT = [sys.executable, "-m", MODULE]

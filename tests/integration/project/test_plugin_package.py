@@ -12,9 +12,9 @@ import pytest
 from printed_code import ROOT
 
 from polopt import ConfigError, load
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import read_trainer_state
 
 PLUGIN = ROOT / "docs" / "examples" / "plugin"
 

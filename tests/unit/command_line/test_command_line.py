@@ -36,9 +36,11 @@ from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.trainers import play_episodes
 from polopt.trainers.checkpoints import read_checkpoint, write_checkpoint
 from polopt.trainers.experiment import Experiment
+from polopt.trainers.find_checkpoint import find_checkpoint
+from polopt.trainers.play_episodes import restore_env_statistics
 from polopt.trainers.presets import PRESETS
-from polopt.trainers.restoring import find_checkpoint, policy_of, restore_env_statistics
 from polopt.trainers.results import look_up
+from polopt.trainers.saved_policy import policy_of
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -197,7 +199,7 @@ def test_evaluation_is_reproducible(checkpoint: Path) -> None:
     state, experiment = evaluate_command.load(checkpoint)
     policy = policy_of(state, checkpoint)
     with play_episodes.environment(experiment.rollout) as env:
-        play_episodes.check_spaces(policy, env)
+        play_episodes.check_env_fits(policy, env)
         played = play_episodes.play(policy, env, 4, seed=0)
         again = play_episodes.play(policy, env, 4, seed=0)
     assert played == again
@@ -231,7 +233,7 @@ def test_evaluate_normalises_observations_as_in_training(tmp_path: Path) -> None
     state, experiment = evaluate_command.load(tmp_path / "c", f"{__name__}:normalized_cartpole")
     with play_episodes.environment(experiment.rollout) as env:
         policy = policy_of(state, tmp_path / "c")
-        play_episodes.check_spaces(policy, env)
+        play_episodes.check_env_fits(policy, env)
         restore_env_statistics(state, env)
         observation, _ = env.reset(seed=7)
         play_episodes.play(policy, env, 2, seed=0)

@@ -18,12 +18,10 @@ from typer.testing import CliRunner
 
 from polopt.command_line.cli import app
 from polopt.command_line.tune_run import _next_step
-from polopt.trainers import restoring
+from polopt.trainers import saved_policy
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import (
-    name_previous,
-    read_trainer_state,
-)
+from polopt.trainers.find_checkpoint import name_previous
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -148,7 +146,7 @@ def test_missing_option_of_the_environment_is_asked_for(
     again = PolicyOptimizerTrainer({**SMALL, "env": Maze})  # this trainer's config is complete
     again.restore(str(checkpoint))
     again.stop()
-    assert restoring.load(checkpoint).action_space == Maze.action_space
+    assert saved_policy.load(checkpoint).action_space == Maze.action_space
 
 
 def test_next_command_names_what_it_needs(tmp_path: Path) -> None:

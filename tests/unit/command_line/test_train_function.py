@@ -19,8 +19,8 @@ from polopt.command_line.output import RESULTS_DIR
 from polopt.command_line.plan import plan
 from polopt.common.config import ConfigError
 from polopt.common.ray_names import storage_folder
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import CheckpointError
-from polopt.trainers.restoring import read_trainer_state
 
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",

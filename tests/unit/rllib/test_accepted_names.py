@@ -17,11 +17,11 @@ from polopt.common.config import ConfigError
 from polopt.policies.networks.model_config import ModelConfig
 from polopt.rllib.other_libraries import ALSO_OF_RLLIB, OTHER_NAMES
 from polopt.trainers import presets
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.flat_config import aliases_for
 from polopt.trainers.presets import PRESETS, SyncPPO
-from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.results import check_stop_keys
 
 ENV = {"env": "CartPole-v1"}

@@ -14,8 +14,8 @@ import pytest
 import torch
 from checkpoint_helpers import FIELD, PARAMS, SMALL, resign, rewrite
 
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import CheckpointError, write_checkpoint
-from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 

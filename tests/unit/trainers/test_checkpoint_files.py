@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import (
     TENSORS,
     CheckpointError,
@@ -23,7 +24,7 @@ from polopt.trainers.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
-from polopt.trainers.restoring import read_or_fall_back, read_trainer_state
+from polopt.trainers.find_checkpoint import read_or_fall_back
 
 ROWS = bytes(range(256)) * 20_000  # larger than one read of `check_further_files`
 

@@ -19,13 +19,13 @@ from checkpoint_helpers import SMALL, resign, trainer
 from ray import tune
 from safetensors.torch import load_file
 
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import (
     TENSORS,
     CheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
-from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.tune_trial import RunContext
 

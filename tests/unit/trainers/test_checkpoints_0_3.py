@@ -23,8 +23,9 @@ from checkpoint_helpers import refusal
 from gymnasium import spaces
 
 import polopt
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import FORMAT, TENSORS, read_checkpoint
-from polopt.trainers.restoring import load, read_trainer_state
+from polopt.trainers.saved_policy import load
 
 FOLDER = Path(__file__).parent / "checkpoints_0_3"
 ENV_CONFIG = {

@@ -41,11 +41,11 @@ from polopt.trainers.best_checkpoint import BestCheckpoint
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint
 from polopt.trainers.evaluation import Evaluation, evaluation_config
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import find_checkpoint
+from polopt.trainers.find_checkpoint import find_checkpoint
+from polopt.trainers.play_episodes import WholeEpisodes, shares
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.trainer_config import TrainerConfig
 from polopt.trainers.tune_trial import RunContext
-from polopt.trainers.whole_episodes import WholeEpisodes, shares
 
 
 def returns(playing: WholeEpisodes) -> list[float]:

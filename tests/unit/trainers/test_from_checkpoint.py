@@ -19,7 +19,7 @@ from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.workers.snapshots import INLINE_BYTES
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
-from polopt.trainers.restoring import read_or_fall_back
+from polopt.trainers.find_checkpoint import read_or_fall_back
 from polopt.trainers.saved_experiment import config_of
 
 

@@ -18,6 +18,7 @@ import torch
 
 from polopt.rollouts.envs.env_errors import EnvironmentFailedError
 from polopt.rollouts.workers.errors import NonFiniteError, WorkersFailedError
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import (
     FORMAT,
     TENSORS,
@@ -25,11 +26,7 @@ from polopt.trainers.checkpoints import (
     DamagedCheckpoint,
     write_checkpoint,
 )
-from polopt.trainers.restoring import (
-    find_checkpoint,
-    read_or_fall_back,
-    read_trainer_state,
-)
+from polopt.trainers.find_checkpoint import find_checkpoint, read_or_fall_back
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 SMALL = {

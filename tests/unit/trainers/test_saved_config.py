@@ -23,9 +23,9 @@ from polopt.common.plain_data import argument_for, plain
 from polopt.policies.learning.policy_config import PolicyConfig
 from polopt.policies.policy_registry import POLICIES
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-from polopt.trainers import restoring
+from polopt.trainers import saved_policy
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import CheckpointError, read_checkpoint, write_checkpoint
-from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 
@@ -272,4 +272,4 @@ def test_missing_option_of_the_policy_is_named(
     trainer.stop()
     said = r"does not contain policy\.hook \(.*Loader\).*Restore the checkpoint in a trainer"
     with pytest.raises(CheckpointError, match=said):
-        restoring.load(tmp_path, Hooked)
+        saved_policy.load(tmp_path, Hooked)

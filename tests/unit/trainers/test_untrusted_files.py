@@ -20,13 +20,13 @@ from safetensors.torch import load_file
 
 from polopt.common.files import open_regular, printable, read_regular
 from polopt.trainers import checkpoints
+from polopt.trainers.checkpoint_fields import read_trainer_state
 from polopt.trainers.checkpoints import (
     TENSORS,
     CheckpointError,
     read_checkpoint,
     write_checkpoint,
 )
-from polopt.trainers.restoring import read_trainer_state
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 
 #: A reader that waits for a FIFO would wait forever. Each test therefore has 60 seconds.
