@@ -16,7 +16,7 @@ from polopt.common.sample_batch import SampleBatch
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-from polopt.policies.vtrace import VTraceConfig, with_vtrace
+from polopt.policies.vtrace import VTraceConfig, VTracePolicy, with_vtrace
 
 #: Upper bound of the ratio `mu / target`. The numerator is the probability of an action under the
 #: policy that acted. The denominator is its probability under the target policy. The paper calls
@@ -55,7 +55,7 @@ class AppoConfig(VTraceConfig, PPOConfig):
         return {**super().of_checkpoint(options), **kept}
 
 
-class AppoPolicy(PPOPolicy):
+class AppoPolicy(VTracePolicy, PPOPolicy):
     """PPO with V-trace and a target network, for samples that are some updates old.
 
     Every few updates, the policy copies its network to the target network. The main
@@ -74,7 +74,6 @@ class AppoPolicy(PPOPolicy):
 
     config_class = AppoConfig
     config: AppoConfig
-    whole_columns = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -85,12 +84,6 @@ class AppoPolicy(PPOPolicy):
         network = self.masked(self.make_network())
         target = Segment(copy.deepcopy(network), copy_of="network")
         return {"network": Segment(network), "target": target}
-
-    def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
-        chose them."""
-        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
-        return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, and `value_targets` and `advantages` from `vtrace`.

@@ -7,15 +7,13 @@ from typing import Any
 
 import pydantic
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.networks.batch_renorm import add_batch_renorm
-from polopt.policies.networks.q_network import make_actor, make_critics
-from polopt.policies.replay_policy import bootstrapped
-from polopt.policies.sac import SACConfig, SACPolicy, Temperature
+from polopt.policies.replay_policy import bootstrapped, critics_loss
+from polopt.policies.sac import SACConfig, SACPolicy
 
 
 class CrossQConfig(SACConfig):
@@ -54,17 +52,16 @@ class CrossQPolicy(SACPolicy):
     config_class = CrossQConfig
     config: CrossQConfig
 
-    def make_segments(self) -> dict[str, Segment]:
-        spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
-        actor = make_actor(*spaces, self.dist.num_params, True, self.config.model)
-        critics = make_critics(*spaces, 2, self.config.model)
+    def make_networks(self) -> tuple[nn.Module, Any]:
+        actor, critics = super().make_networks()
         for network in (actor, *critics.networks):
             add_batch_renorm(network)
-        return {
-            "network": Segment(actor, lr="actor_lr"),
-            "critics": Segment(critics, lr="critic_lr"),
-            "temperature": Segment(Temperature(self.config.initial_alpha), lr="alpha_lr"),
-        }
+        return actor, critics
+
+    def make_segments(self) -> dict[str, Segment]:
+        segments = super().make_segments()
+        del segments["target_critics"]
+        return segments
 
     @property
     def resting(self) -> Collection[str]:
@@ -89,9 +86,7 @@ class CrossQPolicy(SACPolicy):
         with torch.no_grad():
             soft = following.amin(0) - self.log_alpha.exp() * log_prob
             targets = bootstrapped(rows, soft)
-        errors = values - targets
-        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
-        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+        return critics_loss(rows, values, targets)
 
     def add_gradient(self, rows: Any) -> tuple[dict[str, Tensor], Tensor]:
         with self.training("critics"):

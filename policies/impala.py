@@ -7,7 +7,7 @@ from typing import Literal
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.schedules import LearningRate
-from polopt.policies.vtrace import VTraceConfig, with_vtrace
+from polopt.policies.vtrace import VTraceConfig, VTracePolicy, with_vtrace
 
 
 class ImpalaConfig(VTraceConfig):
@@ -22,7 +22,7 @@ class ImpalaConfig(VTraceConfig):
     torch_optimizer: Literal["adam", "rmsprop"] = "rmsprop"
 
 
-class ImpalaPolicy(A2CPolicy):
+class ImpalaPolicy(VTracePolicy, A2CPolicy):
     """Actor-critic with V-trace, for samples that are some updates old.
 
     The loss is the loss of `A2CPolicy`. Value targets and advantages are computed by V-trace with
@@ -32,13 +32,6 @@ class ImpalaPolicy(A2CPolicy):
 
     config_class = ImpalaConfig
     config: ImpalaConfig
-    whole_columns = True
-
-    def postprocess(self, batch: SampleBatch) -> SampleBatch:
-        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
-        chose them."""
-        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
-        return batch
 
     def prepare_batch(self, batch: SampleBatch) -> SampleBatch:
         """Adds `values`, and `value_targets` and `advantages` from `vtrace`."""

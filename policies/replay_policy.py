@@ -19,7 +19,7 @@ from polopt.common.config import Automatic, shown
 from polopt.common.transitions import Sequences, Transitions
 from polopt.common.weights import Gradients
 from polopt.policies.learning.policy_config import NormalizingConfig
-from polopt.policies.learning.reducer import Reducer
+from polopt.policies.learning.reducer import Reducer, value_stats
 from polopt.policies.networks.backend import aligned, as_tensor
 from polopt.policies.networks.network import Network
 from polopt.policies.normalization import Normalizer
@@ -360,6 +360,22 @@ def bootstrapped(rows: Any, values: Tensor) -> Tensor:
         values: `[B]` values of the next observations.
     """
     return rows.rewards + torch.where(rows.discounts > 0.0, rows.discounts * values, 0.0)
+
+
+def critics_loss(
+    rows: Any, values: Tensor, targets: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Computes the sum over K critics of the weighted mean of `(values - targets)^2 / 2`. Returns
+    this loss `[]`, the TD errors `[K, B]`, and statistics `[]`.
+
+    Args:
+        rows: `Transitions` of tensors.
+        values: `[K, B]` values of the stored actions.
+        targets: `[B]`.
+    """
+    errors = values - targets
+    loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
+    return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
 
 
 @contextmanager

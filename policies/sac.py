@@ -21,7 +21,6 @@ from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.categorical import Categorical
 from polopt.policies.distributions.gaussians import SquashedGaussian
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate
 from polopt.policies.networks.q_network import (
     CriticModelConfig,
@@ -34,6 +33,7 @@ from polopt.policies.replay_policy import (
     ReplayConfig,
     ReplayPolicy,
     bootstrapped,
+    critics_loss,
     frozen,
 )
 
@@ -122,10 +122,14 @@ class SACPolicy(ReplayPolicy):
         check_bounded(self.action_space, type(self).__name__)
         return SquashedGaussian(self.action_space)  # type: ignore[arg-type]
 
-    def make_segments(self) -> dict[str, Segment]:
+    def make_networks(self) -> tuple[nn.Module, Any]:
+        """Makes the actor and the critics."""
         spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         actor = make_actor(*spaces, self.dist.num_params, True, self.config.model)
-        critics = make_critics(*spaces, 2, self.config.model)
+        return actor, make_critics(*spaces, 2, self.config.model)
+
+    def make_segments(self) -> dict[str, Segment]:
+        actor, critics = self.make_networks()
         return {
             "network": Segment(actor, lr="actor_lr"),
             "critics": Segment(critics, lr="critic_lr"),
@@ -184,9 +188,7 @@ class SACPolicy(ReplayPolicy):
         `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, torch.tanh(rows.actions))
-        errors = values - targets
-        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
-        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+        return critics_loss(rows, values, targets)
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Computes the loss `[]` of the actor, and the log-probabilities `[B]` of new actions.
@@ -264,17 +266,11 @@ class DiscreteSACPolicy(SACPolicy):
     def make_distribution(self) -> ActionDistribution:
         return Categorical(self.action_space)  # type: ignore[arg-type]
 
-    def make_segments(self) -> dict[str, Segment]:
+    def make_networks(self) -> tuple[nn.Module, Any]:
         spaces: tuple[Any, Any] = (self.encoder.space, self.action_space)
         size, model = self.dist.num_params, self.config.model
         actor, *critics = (make_q_network(*spaces, self.mask, size, False, model) for _ in range(3))
-        both = DiscreteCritics(critics)
-        return {
-            "network": Segment(actor, lr="actor_lr"),
-            "critics": Segment(both, lr="critic_lr"),
-            "temperature": Segment(Temperature(self.config.initial_alpha), lr="alpha_lr"),
-            "target_critics": Segment(copy.deepcopy(both), copy_of="critics"),
-        }
+        return actor, DiscreteCritics(critics)
 
     @property
     def target_entropy(self) -> float | None:
@@ -305,9 +301,7 @@ class DiscreteSACPolicy(SACPolicy):
         targets = self.targets(rows)
         actions = rows.actions[None, :, None].expand(2, -1, -1)
         values = self.critics(rows.obs).gather(-1, actions)[..., 0]
-        errors = values - targets
-        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
-        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+        return critics_loss(rows, values, targets)
 
     def actor_loss(self, rows: Any) -> tuple[Tensor, Tensor]:
         """Computes the loss `[]` of the actor, and the expectations `[B]` of the log-probability of

@@ -16,7 +16,6 @@ from polopt.common.transitions import Transitions
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.distributions.gaussians import ClippedGaussian
 from polopt.policies.learning.flat_parameters import Segment
-from polopt.policies.learning.reducer import value_stats
 from polopt.policies.learning.schedules import LearningRate, Schedule, ScheduleValue
 from polopt.policies.networks.q_network import (
     CriticModelConfig,
@@ -29,6 +28,7 @@ from polopt.policies.replay_policy import (
     ReplayPolicy,
     UpdateFrequency,
     bootstrapped,
+    critics_loss,
     frozen,
 )
 
@@ -153,9 +153,7 @@ class TD3Policy(ReplayPolicy):
         `[]`."""
         targets = self.targets(rows)
         values = self.critics(rows.obs, rows.actions)
-        errors = values - targets
-        loss = 0.5 * (rows.weights * errors.square().sum(0)).mean()
-        return loss, errors, {"vf_loss": loss, **value_stats(values.mean(0), targets)}
+        return critics_loss(rows, values, targets)
 
     def actor_loss(self, rows: Any) -> Tensor:
         """Computes the loss `[]` of the actor. `add_gradient` disables the gradients of the

@@ -11,7 +11,7 @@ import pydantic
 
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies import gae
-from polopt.policies.actor_critic import ActorCriticConfig
+from polopt.policies.actor_critic import ActorCriticConfig, ActorCriticPolicy
 
 
 class VTraceConfig(ActorCriticConfig):
@@ -31,6 +31,20 @@ class VTraceConfig(ActorCriticConfig):
     use_critic: Literal[True] = True
     vtrace_clip_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
     vtrace_clip_pg_rho_threshold: float = pydantic.Field(default=1.0, gt=0.0, le=1e6)
+
+
+class VTracePolicy(ActorCriticPolicy):
+    """Base class of policies with V-trace, for samples that are some updates old. A subclass adds
+    the columns of `with_vtrace` in `prepare_batch`. A minibatch consists of all steps of some
+    environments, and is prepared right before its gradient."""
+
+    whole_columns = True
+
+    def postprocess(self, batch: SampleBatch) -> SampleBatch:
+        """Adds `action_logp` `[T, N]`, the log-probabilities of the actions under the weights that
+        chose them."""
+        batch["action_logp"] = self.log_prob(batch, batch["action_dist_inputs"])
+        return batch
 
 
 def vtrace(
