@@ -21,6 +21,7 @@ from polopt.trainers.checkpoint_fields import unsaved_in
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.find_checkpoint import read_whole
+from polopt.trainers.saved_experiment import is_given
 from polopt.trainers.trainer_config import EvaluationConfig, merged_options
 
 #: Options of the environment that an argument can change.
@@ -127,11 +128,13 @@ def _check_is_whole(
     missing, arguments = {}, []
     for path, kind in unsaved.items():
         ours = path.removeprefix("evaluation_config.")
-        keys = argument_for(ours)
-        replaced = ours == path and "." in keys and _has({"env_config": of_evaluation}, keys)
-        if not replaced and not _has(given, keys):
+        argument = argument_for(ours)
+        keys = argument.split(".")
+        inner = len(keys) > 1
+        replaced = ours == path and inner and is_given({"env_config": of_evaluation}, keys)
+        if not replaced and not is_given(given, keys):
             missing[ours] = kind
-            arguments.append(f"{keys}=VALUE" if "." in keys else f"{keys}={{KEY: VALUE}}")
+            arguments.append(f"{argument}=VALUE" if inner else f"{argument}={{KEY: VALUE}}")
     if missing:
         raise CheckpointError(
             f"checkpoint {checkpoint} does not contain {described(missing)}, because such values "
@@ -141,19 +144,6 @@ def _check_is_whole(
             "give null on the command line, and use --env FILE.py:callable with a callable that "
             "makes the environment with this value"
         )
-
-
-def _has(options: Mapping[str, Any], keys: str) -> bool:
-    """Returns whether `options` has a value at the dotted path `keys`. Also returns True if the
-    path begins with a value that is not a dict."""
-    found: Any = options
-    for key in keys.split("."):
-        if not isinstance(found, Mapping):
-            return True
-        if key not in found:
-            return False
-        found = found[key]
-    return True
 
 
 def say_policies(played: Sequence[Episode]) -> None:

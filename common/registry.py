@@ -119,6 +119,11 @@ class Registry:
         """Returns a name of `cls`, or None if `cls` is not registered."""
         return next((n for n, known in self._known.items() if known in (cls, _path(cls))), None)
 
+    def saved_name(self, plugin: Any) -> Any:
+        """Returns the name that checkpoints store for a class: a registered name, or the name of
+        the class itself. Returns a name unchanged."""
+        return (self.name_of(plugin) or plugin.__name__) if isinstance(plugin, type) else plugin
+
     def is_installed(self, cls: type) -> bool:
         """Returns whether a class is built in or installed as an entry point. A new process then
         finds the class by its name."""

@@ -174,11 +174,6 @@ class Task(NamedTuple):
     policy: str = ""
 
 
-def _num_drawing(tasks: list[Task]) -> int:
-    """Returns the number of batches that were requested and not fetched yet."""
-    return sum(task.kind == "batch" for task in tasks)
-
-
 def sample_with_priorities(worker: RolloutWorker, weights: Any, with_priorities: bool) -> Any:
     """Runs in a sampler: samples a fragment. If `with_priorities` is True, also computes the
     priorities of its rows with the same weights. See `Fragment` for the return value.
@@ -512,7 +507,8 @@ class AsyncReplay(ReplayOptimizer):
     # ---- results and state ----------------------------------------------------------------------
 
     def extra_stats(self) -> dict[str, Any]:
-        waiting, reports = _num_drawing(self._tasks()), self.shards.totals()
+        waiting = sum(task.kind == "batch" for task in self._tasks())
+        reports = self.shards.totals()
         priorities = np.array(self._priorities or [(np.nan, np.nan)])
         self._priorities.clear()
         return {

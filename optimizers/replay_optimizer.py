@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
@@ -232,22 +231,3 @@ class ReplayOptimizer(PolicyOptimizer):
         saved = state.get("limiter") or state.get("replay", {}).get("limiter")
         if saved:
             self.limiter.set_state(saved, rows=0)
-
-    def buffer_stats(self, buffer: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns the numbers about the buffer for results. Numbers about priorities are NaN
-        without prioritized replay.
-
-        Args:
-            buffer: the return value of `ReplayBuffer.stats`.
-        """
-        priority = buffer.get("priority", {"mean": math.nan, "max": math.nan})
-        return {
-            "buffer_rows": buffer["num_rows"],
-            "buffer_fill": buffer["fill"],
-            "buffer_bytes": buffer["nbytes"],
-            "row_age": buffer["row_age"],
-            "num_gaps": buffer["num_gaps"],
-            "priority_mean": priority["mean"],
-            "priority_max": priority["max"],
-            "priority_beta": buffer.get("beta", math.nan),
-        }

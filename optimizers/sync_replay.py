@@ -7,6 +7,7 @@ of learning to sampling. Results do not depend on the order in which samples arr
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
@@ -242,8 +243,17 @@ class SyncReplay(SyncSampling, ReplayOptimizer):
     # ---- results --------------------------------------------------------------------------------
 
     def extra_stats(self) -> dict[str, Any]:
+        buffer = self.buffer.stats()
+        priority = buffer.get("priority", {"mean": math.nan, "max": math.nan})
         return {
-            **self.buffer_stats(self.buffer.stats()),
+            "buffer_rows": buffer["num_rows"],
+            "buffer_fill": buffer["fill"],
+            "buffer_bytes": buffer["nbytes"],
+            "row_age": buffer["row_age"],
+            "num_gaps": buffer["num_gaps"],
+            "priority_mean": priority["mean"],
+            "priority_max": priority["max"],
+            "priority_beta": buffer.get("beta", math.nan),
             "training_intensity": self.limiter.delivered,
             "learner_blocked_s": self.timers["sample"].total_s,
             "samplers_blocked_s": self._samplers_blocked_s,

@@ -55,6 +55,20 @@ class GroupConfig(Config):
         return next(iter(self.members.values())).config
 
 
+class _Shared:
+    """An attribute of a group that all its policies have with the same value."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, group: Any, owner: type) -> Any:
+        return getattr(next(iter(group.policies.values())), self._name)
+
+    def __set__(self, group: Any, value: Any) -> None:
+        for one in group.policies.values():
+            setattr(one, self._name, value)
+
+
 class PolicyGroup(Policy):
     """Several policies that act in the same environments. Strategies use the group like one policy.
 
@@ -145,36 +159,9 @@ class PolicyGroup(Policy):
         """The number of updates of all policies."""
         return sum(one.version for one in self.policies.values())
 
-    @property
-    def env_steps(self) -> int:
-        """See `ActingPolicy.env_steps`."""
-        return next(iter(self.policies.values())).env_steps
-
-    @env_steps.setter
-    def env_steps(self, steps: int) -> None:
-        self._set("env_steps", steps)
-
-    @property
-    def worker_index(self) -> int:
-        """See `ActingPolicy.worker_index`."""
-        return next(iter(self.policies.values())).worker_index
-
-    @worker_index.setter
-    def worker_index(self, index: int) -> None:
-        self._set("worker_index", index)
-
-    @property
-    def num_workers(self) -> int:
-        """See `ActingPolicy.num_workers`."""
-        return next(iter(self.policies.values())).num_workers
-
-    @num_workers.setter
-    def num_workers(self, number: int) -> None:
-        self._set("num_workers", number)
-
-    def _set(self, name: str, value: Any) -> None:
-        for one in self.policies.values():
-            setattr(one, name, value)
+    env_steps: Any = _Shared()
+    worker_index: Any = _Shared()
+    num_workers: Any = _Shared()
 
     @property
     def shuffle(self) -> np.random.Generator:

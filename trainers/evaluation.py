@@ -144,11 +144,13 @@ def play_part(worker: RolloutWorker, weights: Weights | None, part: Part) -> Epi
 
 
 @dataclass
-class _Running:
-    """The evaluation that is running now.
+class OneEvaluation:
+    """One evaluation, which is running or has ended.
 
     Attributes:
-        weights: the weights that are evaluated.
+        policy_version: version of the weights that are evaluated.
+        policy_env_steps: number of environment steps that training had sampled when the trainer
+            took these weights.
         state: the trainer's state at the time when it took these weights. It is saved if the
             evaluation has the best mean return so far.
         num_parts: number of workers that play.
@@ -157,7 +159,8 @@ class _Running:
         is_long: whether the warning about a long evaluation has been logged.
     """
 
-    weights: Weights
+    policy_version: int
+    policy_env_steps: int
     state: dict[str, Any]
     num_parts: int
     played: dict[int, EpisodeStats] = field(default_factory=dict)
@@ -166,34 +169,15 @@ class _Running:
 
     @property
     def duration_s(self) -> float:
-        """See `Evaluated`. This value is not measured with the driver's clock, because the driver
-        takes replies only between two training iterations."""
+        """The total seconds of all calls to one worker, for the worker with the largest total. This
+        value is not measured with the driver's clock, because the driver takes replies only between
+        two training iterations."""
         return max(self.called_s.values(), default=0.0)
 
-
-@dataclass(frozen=True)
-class Evaluated:
-    """The outcome of an evaluation that has ended.
-
-    Attributes:
-        policy_version: version of the weights that were evaluated.
-        policy_env_steps: number of environment steps that training had sampled when the trainer
-            took these weights.
-        episodes: the episodes, ordered by worker index.
-        duration_s: total seconds of all calls to one worker, for the worker with the largest total.
-        state: see `_Running`.
-    """
-
-    policy_version: int
-    policy_env_steps: int
-    episodes: EpisodeStats
-    duration_s: float
-    state: dict[str, Any]
-
     @property
-    def mean(self) -> float:
-        """Mean return."""
-        return float(np.mean(self.episodes.returns))
+    def episodes(self) -> EpisodeStats:
+        """The episodes, ordered by worker index."""
+        return EpisodeStats.concat(self.played[index] for index in sorted(self.played))
 
 
 def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> WorkerConfig | None:
@@ -291,10 +275,10 @@ class Evaluation:
         self._calls = Calls(workers, "evaluation", count=self._count)
         self._custom_metrics = CustomMetrics()
         self._serials = itertools.count()
-        self._running: _Running | None = None
+        self._running: OneEvaluation | None = None
         self._num_reported = 0
         self.due = False
-        self.last: Evaluated | None = None
+        self.last: OneEvaluation | None = None
         self.num_begun = self.num_evaluations = 0
 
     @property
@@ -321,7 +305,7 @@ class Evaluation:
 
         Args:
             weights: the weights to evaluate.
-            state: see `_Running`.
+            state: see `OneEvaluation`.
             statistics: see `Part`.
         """
         workers, config = self.workers, self._config
@@ -349,7 +333,7 @@ class Evaluation:
             self._calls.send(handle, play_part, WEIGHTS, part, tag=part)
         self.num_begun += 1
         self.due = False
-        self._running = _Running(weights, state, len(parts))
+        self._running = OneEvaluation(weights.version, weights.env_steps, state, len(parts))
 
     def run(self, stopped: Callable[[], bool]) -> bool:
         """Waits until the evaluation that was begun has ended. If the evaluation runs in this
@@ -410,18 +394,14 @@ class Evaluation:
                 logger.warning(
                     "the evaluation of policy version %d has taken %.0f s so far. "
                     "max_frames_per_traj limits the length of episodes",
-                    running.weights.version,
+                    running.policy_version,
                     running.duration_s,
                 )
             return False
-        episodes = EpisodeStats.concat(running.played[index] for index in sorted(running.played))
-        weights = running.weights
-        self.last = Evaluated(
-            weights.version, weights.env_steps, episodes, running.duration_s, running.state
-        )
         self.num_evaluations += 1
-        self._running = None
-        self._best.offer(self.last.mean, self.last.policy_version, self.last.state)
+        self._running, self.last = None, running
+        mean = float(np.mean(running.episodes.returns))
+        self._best.offer(mean, running.policy_version, running.state)
         return True
 
     def _count(self, reply: Reply) -> None:

@@ -20,7 +20,7 @@ from polopt.common.config import (
     shown,
     without_fixed,
 )
-from polopt.common.registry import Registry, load_path
+from polopt.common.registry import load_path
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies.networks.model_config import ModelConfig
@@ -56,8 +56,8 @@ def read_config(options: Mapping[str, Any], preset: Mapping[str, Any]) -> dict[s
     owners = _owners(optimizer_class, policy_class)
     aliases = _aliases(owners)
     names = {
-        "optimizer": _name(optimizer_name, OPTIMIZERS),
-        "policy": _name(policy_name, POLICIES),
+        "optimizer": OPTIMIZERS.saved_name(optimizer_name),
+        "policy": POLICIES.saved_name(policy_name),
     }
     problems, known, fixed = Problems(), _known(owners), fixed_options("config")
     with problems.collected():
@@ -264,14 +264,6 @@ def _plugin(
             "or a dict with a 'name'"
         )
     return (OPTIMIZERS if key == "optimizer" else POLICIES).named(name), only
-
-
-def _name(plugin: Any, registry: Registry) -> str:
-    """Returns the name that checkpoints store for an optimizer or policy. For a class, this is the
-    registered name. If the class is not registered, it is the name of the class."""
-    if isinstance(plugin, type):
-        return registry.name_of(plugin) or plugin.__name__
-    return str(plugin)
 
 
 #: The parts of an experiment whose options the core owns. The other parts belong to add-ons.

@@ -171,7 +171,6 @@ def with_present_options(experiment: Experiment, present: Any) -> Experiment:
         own = {**member.config.to_dict(), "model": member.config.model.named()}
         policies[name] = {key: value for key, value in own.items() if of_run.get(key) != value}
         if member.policy_class is not experiment.policy_class:
-            cls = member.policy_class
-            policies[name] = {"policy": POLICIES.name_of(cls) or cls.__name__, **own}
+            policies[name] = {"policy": POLICIES.saved_name(member.policy_class), **own}
     rollout = experiment.rollout.model_copy(update={"policies": policies})
     return dataclasses.replace(experiment, rollout=rollout)

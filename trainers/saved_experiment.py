@@ -7,7 +7,6 @@ from typing import Any
 
 from polopt.common.config import ConfigError, canonical
 from polopt.common.plain_data import argument_for, described
-from polopt.common.registry import Registry
 from polopt.optimizers.optimizer_registry import OPTIMIZERS
 from polopt.policies.policy_registry import POLICIES
 from polopt.rollouts.envs.env_sources import resolve_env
@@ -58,7 +57,9 @@ def config_of(
         where, chosen, {**preset, **changes}, argument_of
     )  # `plugin_names` imports classes
     classes = dict(zip(chosen, plugin_names(chosen, preset), strict=True))
-    wanted = {plugin: _name(classes[plugin], registry) for plugin, registry in _REGISTRIES.items()}
+    wanted = {
+        plugin: registry.saved_name(classes[plugin]) for plugin, registry in _REGISTRIES.items()
+    }
     changes = canonical(changes, aliases_for(chosen, preset))
     kept = {plugin for plugin in own if wanted[plugin] == names[plugin]}
     for plugin, registry in _REGISTRIES.items():
@@ -104,14 +105,6 @@ def refuse_imports(
 def argument_of(key: str) -> str:
     """Returns the keyword argument with which a user gives code for an option, for a message."""
     return "evaluation_config={'env': ...}" if key == "evaluation_config" else f"{key}=..."
-
-
-def _name(plugin: Any, registry: Registry) -> Any:
-    """Returns the name under which checkpoints store an optimizer or policy. `plugin` is a name or
-    a class."""
-    if not isinstance(plugin, type):
-        return plugin
-    return registry.name_of(plugin) or plugin.__name__
 
 
 def _saved_env(env: Any, where: str, advice: str) -> Any:

@@ -138,7 +138,7 @@ class ModelConfig(Config):
         class."""
         options = self.to_dict()
         if self.custom is not None:
-            options["custom"] = NETWORKS.name_of(self.custom) or self.custom.__name__
+            options["custom"] = NETWORKS.saved_name(self.custom)
         return options
 
     @pydantic.model_validator(mode="before")

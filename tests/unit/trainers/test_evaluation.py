@@ -397,7 +397,7 @@ def test_duration_is_of_the_worker_that_played_longest(monkeypatch: pytest.Monke
             if evaluation.poll():
                 break
         called = [
-            sum(name == "play" for name, _ in channel.calls[start:])
+            sum(name == "play_part" for name, _ in channel.calls[start:])
             for channel, start in zip(workers.channels, before, strict=True)
         ]
         assert max(called) > 1
