@@ -11,7 +11,7 @@ from typing import Any
 
 from polopt.common.add_ons import hint
 from polopt.common.config import ConfigError, nearest_of
-from polopt.common.tune_registry import share, shared
+from polopt.common.ray_names import registered
 
 
 class Registry:
@@ -55,7 +55,9 @@ class Registry:
                 "name, or override=True"
             )
         self._known[name] = cls
-        share(self._shared_name(name), cls)
+        from ray.tune import register_env  # imports Tune, which takes seconds
+
+        register_env(self._shared_name(name), cls)  # for the processes of trials
 
     def _shared_name(self, name: str) -> str:
         return f"polopt/{self._kind}/{name}"
@@ -81,9 +83,10 @@ class Registry:
                 self._known.setdefault(name.__name__, name)
             return name
         if not isinstance(self._known.get(name), type):  # not registered in this process
-            registered = shared(self._shared_name(name))  # registered by the driver of this trial
-            if registered is not None:
-                self._known[name] = registered
+            # The driver of this trial may have registered the name.
+            cls = registered("env_creator", self._shared_name(name))
+            if cls is not None:
+                self._known[name] = cls
             elif name not in self._known:
                 self._load_entry_point(name)
         if name not in self._known:

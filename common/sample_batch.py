@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -337,18 +338,12 @@ def _pad(batch: SampleBatch, length: int) -> SampleBatch:
     last_rows = np.setdiff1d(np.arange((steps - 1) * envs, steps * envs), batch.successor_index)
     order = np.concatenate([batch.successor_index, last_rows])
     successors = np.concatenate([batch.successor_obs, batch.bootstrap_obs[last_rows % envs]])
-    return SampleBatch(
+    return dataclasses.replace(
+        batch,
         all_obs=pad(batch.all_obs),
         columns={name: pad(column) for name, column in batch.columns.items()},
         successor_index=order,
         successor_obs=successors,
-        version=batch.version,
-        worker_index=batch.worker_index,
-        episodes=batch.episodes,
-        faults=batch.faults,
-        column_versions=batch.column_versions,
-        per_env=batch.per_env,
-        num_env_steps=batch.num_env_steps,
     )
 
 
