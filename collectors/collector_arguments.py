@@ -15,7 +15,7 @@ from polopt.collectors.resolve_policy import resolve_policy
 from polopt.common.config import ConfigError, nearest_of
 from polopt.policies.policy import Policy
 from polopt.rollouts.envs.env_sources import EnvSource, resolve_env
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.ray_session import attach_or_start
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.worker_config import check_picklable, make_worker_config
@@ -140,7 +140,7 @@ class CollectorArguments:
         for source in {id(source): source for source in sources}.values():
             if source is self.sources[0]:
                 continue
-            spaces = probe_spaces(source, self.rollout, ENV_KEYS)
+            spaces = probe_env(source, self.rollout, ENV_KEYS)[:2]
             if spaces != self._spaces:
                 raise ConfigError(
                     f"create_env_fn: got environments with spaces {self._spaces} and {spaces}. "

@@ -123,8 +123,6 @@ def _check_is_whole(
     """
     unsaved = unsaved_in(state, "env_config", "evaluation_config")
     unsaved.pop("evaluation_config.env", None)
-    if "env_config" not in state["config"]:  # the checkpoint is from an earlier version
-        unsaved["env_config"] = "a dict, which an earlier version could not save"
     missing, arguments = {}, []
     for path, kind in unsaved.items():
         ours = path.removeprefix("evaluation_config.")

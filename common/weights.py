@@ -18,16 +18,12 @@ class Acting(NamedTuple):
     Attributes:
         normalize_actions, clip_actions: see `PolicyConfig`.
         scale_by_high: if True, uint8 images are divided by the bound `high` of their space. If
-            False, they are divided by 255, as in older versions.
+            False, they are divided by 255, as in runs that began before version 0.3.
     """
 
     normalize_actions: bool
     clip_actions: bool
     scale_by_high: bool = True
-
-
-#: The options for old checkpoints, which do not contain these options.
-FORMER_ACTING = Acting(normalize_actions=False, clip_actions=True, scale_by_high=False)
 
 
 class Weights(NamedTuple):

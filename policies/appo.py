@@ -49,11 +49,6 @@ class AppoConfig(VTraceConfig, PPOConfig):
     clip_param: float = pydantic.Field(default=0.4, gt=0.0, le=1e6)
     target_network_update_freq: int = pydantic.Field(default=2, ge=1, le=10**9)
 
-    @classmethod
-    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        kept = {key: options[key] for key in ("vf_loss_coeff",) if key in options}
-        return {**super().of_checkpoint(options), **kept}
-
 
 class AppoPolicy(VTracePolicy, PPOPolicy):
     """PPO with V-trace and a target network, for samples that are some updates old.

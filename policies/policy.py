@@ -20,7 +20,7 @@ from polopt.common.config import ConfigError
 from polopt.common.moments import Moments
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.threads import one_torch_thread
-from polopt.common.weights import FORMER_ACTING, Acting, Gradients, Weights
+from polopt.common.weights import Acting, Gradients, Weights
 from polopt.metrics.learner import LEARNER_KEYS
 from polopt.metrics.number import Number, declared
 from polopt.policies.acting_policy import ActingPolicy
@@ -395,7 +395,7 @@ class Policy(ActingPolicy, Checks):
                 that saved the state normalises something else, or a value of the state is wrong.
         """
         self.check_network(state["network"])
-        moments = state.get("moments")  # missing in states of older versions
+        moments = state["moments"]
         own = "nothing" if self.normalizer is None else self.normalizer.kinds
         if kinds_of(moments) != own:
             raise ValueError(
@@ -492,7 +492,7 @@ def _acting_of(state: Mapping[str, Any]) -> Acting:
     Raises:
         ValueError: `acting` does not have the three fields of `Acting`, each true or false.
     """
-    saved = state.get("acting", FORMER_ACTING._asdict())
+    saved = state["acting"]
     if set(saved) != set(Acting._fields) or not all(isinstance(v, bool) for v in saved.values()):
         raise ValueError(f"'acting' must have {list(Acting._fields)}, true or false; got {saved}")
     return Acting(**saved)

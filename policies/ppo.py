@@ -65,17 +65,6 @@ class PPOConfig(ActorCriticConfig):
     kl_target: float = pydantic.Field(default=0.01, gt=0.0)
     kl_stop: float | None = pydantic.Field(default=None, gt=0.0)
 
-    @classmethod
-    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        present = super().of_checkpoint(options)
-        if "vf_clip_range" not in options:
-            present["vf_clip_range"] = present.pop("vf_clip_param", None)
-            # In older versions, `vf_loss_coeff` was the weight of half the mean squared error.
-            coeff = present.get("vf_loss_coeff")
-            if isinstance(coeff, int | float):
-                present["vf_loss_coeff"] = 0.5 * coeff
-        return present
-
 
 class PPOPolicy(ActorCriticPolicy):
     """Learns with the clipped surrogate objective. Clipping of values, a KL penalty, and an early

@@ -31,7 +31,7 @@ from polopt.optimizers.policy_optimizer import PolicyOptimizer
 from polopt.policies import fragment_policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.transport.channel import Channel, Message
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -216,7 +216,7 @@ def worker_config(
     }
     config = RolloutConfig.parse({"env": env, **options, **(rollout or {})})
     source = resolve_env(config.env)
-    observations, actions = probe_spaces(source, config)
+    observations, actions = probe_env(source, config)[:2]
     cls: Any = POLICIES[policy] if isinstance(policy, str) else policy
     policy_config = cls.config_class.parse({"model": {"fcnet_hiddens": (8,)}, **policy_options})
     return WorkerConfig(config, source, cls, policy_config, observations, actions, seed)

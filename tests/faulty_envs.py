@@ -20,7 +20,7 @@ from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.fast_sync_vector_env import FastSyncVectorEnv
 from polopt.rollouts.envs.fault_tolerant_env import EnvPlace, FaultTolerantEnv
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -260,7 +260,7 @@ def worker(env: Any, index: int = 3, **options: Any) -> RolloutWorker:
     policy = A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}})
     probe = (Drift.observation_space, Drift.action_space)
     if env is crashing_cartpole or not isinstance(env, type):
-        probe = probe_spaces(source, config)
+        probe = probe_env(source, config)[:2]
     return RolloutWorker(WorkerConfig(config, source, A2CPolicy, policy, *probe, seed=0), index)
 
 

@@ -14,7 +14,7 @@ from toy_envs import (
 from polopt.common.sample_batch import SampleBatch
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -49,7 +49,7 @@ def worker(
             source,
             A2CPolicy,
             A2CPolicy.config_class.parse({"model": {"fcnet_hiddens": [4]}}),
-            *probe_spaces(source, config),
+            *probe_env(source, config)[:2],
             seed=seed,
             restart_count=restart_count,
         ),

@@ -25,7 +25,7 @@ optimizer/files, replay/           `BufferFiles.write`
 
 A checkpoint may come from an untrusted user. This module therefore reads only regular files of
 limited size. The memory for the tensors is at most a few times the size of the file of tensors.
-`checkpoints_0_3.py` reads what is different in checkpoints of version 0.3 and earlier.
+`checkpoints_0_3.py` reads what is different in checkpoints of version 0.3.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from polopt.trainers import checkpoints_0_3
 #: Version of the checkpoint format. Increment it with each change that older code cannot read.
 FORMAT = 3
 #: Versions that this code reads.
-_READ_FORMATS = (1, 2, FORMAT)
+_READ_FORMATS = (2, FORMAT)
 TENSORS, STATE = "tensors.safetensors", "state.json"
 #: Files of checkpoints, without the manifest and the files of the replay buffer. Every checkpoint
 #: has `STATE` and one of the files of tensors.

@@ -1,4 +1,4 @@
-"""Reads what is different in the files of checkpoints of polopt 0.3 and earlier (formats 1 and 2).
+"""Reads what is different in the files of checkpoints of polopt 0.3 (format 2).
 
 `tensors.pt` holds the tensors as `torch.save` writes a dict of tensors. Rows of Dict and Tuple
 observations are arrays of bytes, and not structured arrays. The numbers of NumPy that are not in

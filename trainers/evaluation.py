@@ -27,7 +27,7 @@ from polopt.metrics.number import declare, unexported, within
 from polopt.rollouts.envs.env_api import space_that_differs
 from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
-from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_spaces
+from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_env
 from polopt.rollouts.seeds import (
     Seeds,
     evaluation_seeds,
@@ -219,7 +219,7 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         env_key, config_key, num_key = (f"evaluation_config.{key}" for key in ENV_KEYS)
         keys = env_key, config_key, num_key
         with kept_global_generators():  # the environment may draw from the global generators
-            spaces = probe_spaces(env, rollout, keys, training.last_worker_index + 1, True)
+            spaces = probe_env(env, rollout, keys, training.last_worker_index + 1, True)[:2]
         _check_spaces(spaces, (worker_config.observation_space, worker_config.action_space), env)
     made = dataclasses.replace(
         worker_config,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from polopt.common.add_ons import hint
-from polopt.common.tune_registry import registered_trainable
+from polopt.common.ray_names import registered
 from polopt.trainers.trainer import PolicyOptimizerTrainer
 from polopt.trainers.tune_callbacks import add_callbacks
 
@@ -193,7 +193,8 @@ def register_names(
     add_callbacks()
     for name, cls in presets.items():
         register_trainable(PREFIX + name, cls)
-        other = registered_trainable(name)
+        # For an unknown name, Tune's public function would import RLlib.
+        other = registered("trainable_class", name)
         if getattr(other, "__module__", "").startswith("polopt."):
             other = None
         if other is not None and override is False:

@@ -62,10 +62,12 @@ def config_of(
     }
     changes = canonical(changes, aliases_for(chosen, preset))
     kept = {plugin for plugin in own if wanted[plugin] == names[plugin]}
-    for plugin, registry in _REGISTRIES.items():
-        if plugin in kept:
-            saved |= registry.get(classes[plugin]).config_class.of_checkpoint(own[plugin])
-    if "policy" not in kept and "model" in own["policy"]:
+    if "optimizer" in kept:
+        config_class = OPTIMIZERS.get(classes["optimizer"]).config_class
+        saved |= config_class.of_checkpoint(own["optimizer"])
+    if "policy" in kept:
+        saved |= own["policy"]
+    elif "model" in own["policy"]:
         saved["model"] = own["policy"]["model"]
     _check_unsaved(state, where, changes, kept)
     config = merged_options(saved, changes) | chosen

@@ -234,7 +234,7 @@ def policy_of(
     cls, options = _policy_class(state["config"], where, policy_class)
     options = _with_network(options, where, network)
     try:
-        config = cls.config_class.parse(cls.config_class.of_checkpoint(options), "policy")
+        config = cls.config_class.parse(options, "policy")
         found = _spaces(state)
         trained = cls.count_parameters(*found, config)
         saved = len(state["optimizer"]["policy"]["params"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import pydantic
 
@@ -65,13 +64,6 @@ class PolicyConfig(Config):
         "normalize_actions",
         "clip_actions",
     )
-
-    @classmethod
-    def of_checkpoint(cls, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Converts the options of a checkpoint to the current names and meanings. If a checkpoint
-        lacks `normalize_actions`, an older version trained the policy, and did not map actions. So
-        the option becomes False."""
-        return {"normalize_actions": False, **options}
 
 
 class NormalizingConfig(PolicyConfig):

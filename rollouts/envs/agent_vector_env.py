@@ -19,13 +19,11 @@ from polopt.common.episodes import Episode
 from polopt.common.faults import Fault
 from polopt.common.plain_data import plain
 from polopt.common.progress import PROGRESS
-from polopt.rollouts.envs.env_api import same_encoding
+from polopt.rollouts.envs.env_api import ARRAY_SPACES, same_encoding
 from polopt.rollouts.envs.env_state import get_states, set_states
 from polopt.rollouts.envs.fault_tolerant_env import FAULT_KEY, FaultTolerantEnv, cast_floats
 
 AgentID = Hashable
-#: For these spaces, a batch is an array with one row for each slot.
-_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 class FaultTolerantAgents(FaultTolerantEnv):
@@ -76,7 +74,7 @@ class FaultTolerantAgents(FaultTolerantEnv):
     def _kind_of(self, agent: AgentID) -> tuple[Any, Space[Any], ActionMask | None]:
         """The dtype of arrays that need no conversion, the space, and the mask of an agent."""
         space, action_space = self.env.spaces_of(agent)  # type: ignore[attr-defined]
-        dtype = space.dtype if isinstance(space, _ARRAYS) else None
+        dtype = space.dtype if isinstance(space, ARRAY_SPACES) else None
         return dtype, space, find_action_mask(space, action_space)
 
 
@@ -660,7 +658,7 @@ class _Observations:
 
     def __init__(self, space: Space[Any], num: int) -> None:
         self._space = space
-        self._is_array = isinstance(space, _ARRAYS)
+        self._is_array = isinstance(space, ARRAY_SPACES)
         self._array = cast("Any", create_empty_array(space, num))
         # A slot without an agent also needs an observation of the space, with a valid action mask.
         own = copy.deepcopy(space)

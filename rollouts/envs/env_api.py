@@ -16,6 +16,8 @@ _NUMBERS = (float, int, np.floating, numbers.Real)
 _BOOLEANS = (bool, np.bool_, int, np.integer)
 #: Types of rewards that need no check.
 PLAIN_NUMBERS = frozenset({float, int, bool, np.float32, np.float64, np.int64})
+#: For these spaces, a batch of observations or actions is an array with one row for each of them.
+ARRAY_SPACES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def check_reset(result: Any, space: Space[Any]) -> None:

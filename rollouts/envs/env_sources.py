@@ -18,8 +18,8 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.vector import VectorEnv
 
 from polopt.common.config import ConfigError, nearest, shown
+from polopt.common.ray_names import registered
 from polopt.common.registry import import_module
-from polopt.common.tune_registry import shared
 from polopt.rollouts.envs.agents_env import AgentsEnv, agents_env, has_agents
 from polopt.rollouts.envs.env_errors import innermost, missing_package
 from polopt.rollouts.envs.old_gym import adapted
@@ -88,7 +88,7 @@ def resolve_env(env: Any, allow_import: bool = True) -> EnvSource:
             f"key 'env': got {shown(env)}; allowed: a Gymnasium id, a name registered with "
             "ray.tune.registry.register_env, or a callable that makes an environment"
         )
-    creator = shared(env)
+    creator = registered("env_creator", env)
     if creator is not None:
         return creator
     module_name, _, name = env.rpartition(":")

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from gymnasium.vector.utils import create_empty_array
 
-#: For these spaces, a batch is an array with one row for each environment.
-_ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
+from polopt.rollouts.envs.env_api import ARRAY_SPACES
 
 
 class FastSyncVectorEnv(SyncVectorEnv):
@@ -36,8 +34,8 @@ class FastSyncVectorEnv(SyncVectorEnv):
         self._batch: Any = None
         if (
             self.autoreset_mode == AutoresetMode.SAME_STEP
-            and isinstance(self.single_observation_space, _ARRAYS)
-            and isinstance(self.single_action_space, _ARRAYS)
+            and isinstance(self.single_observation_space, ARRAY_SPACES)
+            and isinstance(self.single_action_space, ARRAY_SPACES)
         ):
             self._batch = create_empty_array(self.single_observation_space, self.num_envs)
 

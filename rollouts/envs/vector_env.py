@@ -82,9 +82,22 @@ def make_vector_env(
     num_envs = num_envs or config.num_envs_per_worker
     mode = config.vectorization_mode
     if callable(source):
-        return _vector_of_callable(
-            source, config, worker_index, num_envs, fast, keep_infos, index_offset, in_evaluation
-        )
+        _check_mode_of_callable(config)
+        index = index_offset + worker_index
+        makers = [
+            functools.partial(make_one_env, source, config, index, i, in_evaluation)
+            for i in range(num_envs)
+        ]
+        first: Any = makers[0]()
+        if isinstance(first, VectorEnv):
+            _check_vector_of_callable(first, config, num_envs)
+            return first
+        if isinstance(first, AgentsEnv):
+            return _vector_of_agents(makers, source, config, worker_index, keep_infos, first)
+        if mode == "async":
+            close_env(first, f"environment {env_name(source)!r}")
+            first = None
+        return _vector_of(makers, source, config, worker_index, fast, keep_infos, first)
     spec = gymnasium.spec(source) if isinstance(source, str) else source
     limit = config.max_frames_per_traj
     if limit is not None and mode == "vector_entry_point":
@@ -254,18 +267,6 @@ def _probe_agents(env: AgentsEnv, config: RolloutConfig) -> ProbedEnv:
     )
 
 
-def probe_spaces(
-    source: EnvSource,
-    config: RolloutConfig,
-    keys: tuple[str, str, str] = ENV_KEYS,
-    worker_index: int = 0,
-    in_evaluation: bool = False,
-) -> tuple[Space[Any], Space[Any]]:
-    """Returns the observation space and the action space that `probe_env` finds."""
-    found = probe_env(source, config, keys, worker_index, in_evaluation)
-    return found.observation_space, found.action_space
-
-
 def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     """Returns the autoreset mode of a vector environment. If the vector does not declare a mode,
     the result is next-step, which is the only mode of Gymnasium 1.0."""
@@ -275,34 +276,6 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         # sub-environments. The metadata then holds the mode of the vector that was made last.
         return base.autoreset_mode
     return AutoresetMode(env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP))
-
-
-def _vector_of_callable(
-    make: Callable[..., Any],
-    config: RolloutConfig,
-    worker_index: int,
-    num_envs: int,
-    fast: bool,
-    keep_infos: KeptInfos,
-    index_offset: int,
-    in_evaluation: bool,
-) -> VectorEnv[Any, Any, Any]:
-    index = index_offset + worker_index
-    makers = [
-        functools.partial(make_one_env, make, config, index, i, in_evaluation)
-        for i in range(num_envs)
-    ]
-    _check_mode_of_callable(config)
-    first = makers[0]()
-    if isinstance(first, VectorEnv):
-        _check_vector_of_callable(first, config, num_envs)
-        return first
-    if isinstance(first, AgentsEnv):
-        return _vector_of_agents(makers, make, config, worker_index, keep_infos, first)
-    if config.vectorization_mode == "async":
-        close_env(first, f"environment {env_name(make)!r}")
-        first = None
-    return _vector_of(makers, make, config, worker_index, fast, keep_infos, first)
 
 
 def _vector_of_agents(

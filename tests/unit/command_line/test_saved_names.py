@@ -11,7 +11,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from checkpoint_helpers import resign, trainer
+from checkpoint_helpers import trainer
 from command_helpers import SMALL, error_of, polopt
 from gymnasium import spaces
 from typer.testing import CliRunner
@@ -157,18 +157,3 @@ def test_next_command_names_what_it_needs(tmp_path: Path) -> None:
     }
     command = _next_step(tmp_path, Experiment.parse(options, {}))
     assert command.endswith(f"evaluate {tmp_path} --env mygame:Game-v0 env_config.loader=VALUE")
-
-
-def test_checkpoint_that_left_out_all_options_is_refused(tmp_path: Path) -> None:
-    """The checkpoint is as an earlier version wrote it."""
-    checkpoint = saved(tmp_path, {"difficulty": 7})
-    tree = json.loads((checkpoint / "state.json").read_text())
-    del tree["config"]["env_config"], tree["unsaved"]
-    tree["config"]["policy"]["model"]["fcnet_hiddens"] = [8]
-    (checkpoint / "state.json").write_text(json.dumps(tree))
-    resign(checkpoint)
-    said = error_of(polopt("evaluate", checkpoint, "--env", f"{__name__}:Maze"))
-    assert "does not contain env_config (" in said
-    assert "env_config={KEY: VALUE}" in said
-    assert mean_of(checkpoint, "env_config={}") == -5
-    assert mean_of(checkpoint, "env_config.difficulty=3") == -15

@@ -24,7 +24,7 @@ from polopt.common.config import ConfigError
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Gradients
 from polopt.optimizers.async_gradients import AsyncGradients
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 
 #: The columns that determine importance ratios.
@@ -150,7 +150,7 @@ def test_unknown_codec_is_refused() -> None:
 
 
 def sampled(compress: str) -> SampleBatch:
-    spaces = probe_spaces(Drift, RolloutConfig())
+    spaces = probe_env(Drift, RolloutConfig())[:2]
     policy = POLICIES["ppo"](*spaces, POLICIES["ppo"].config_class())
     batch = random_batch(policy, 6, 4, np.random.default_rng(4))
     batch.worker_index, batch.compress, batch.version = 2, compress, 7

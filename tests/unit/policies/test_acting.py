@@ -18,7 +18,7 @@ from toy_envs import make_policy
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.common.weights import FORMER_ACTING, Acting
+from polopt.common.weights import Acting
 from polopt.policies.policy import Policy
 from polopt.trainers.checkpoints import CheckpointError
 from polopt.trainers.trainer import PolicyOptimizerTrainer
@@ -155,7 +155,7 @@ def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, 
     """A policy gets weights of three policies in turn: one with the options of older versions, one
     with the default options, and the first one again."""
     former, present = (make_policy(name, FakeEnv(BOARD, FAR_BOX), model=model) for _ in range(2))
-    former.act_as(FORMER_ACTING)
+    former.act_as(Acting(normalize_actions=False, clip_actions=True, scale_by_high=False))
     obs = np.random.default_rng(0).integers(0, 2, (9, *BOARD.shape)).astype(np.uint8)
     policy = make_policy(name, FakeEnv(BOARD, FAR_BOX), model=model)
     for source in (former, present, former):
@@ -177,10 +177,10 @@ def test_weights_set_the_acting_options_of_a_policy(name: str, model: dict[str, 
 
 
 def made_older(tensors: dict[str, Any], tree: dict[str, Any]) -> None:
-    """Removes the options of acting from a checkpoint. Older versions did not save them."""
-    del tree["optimizer"]["policy"]["acting"]
-    for key in ("normalize_actions", "clip_actions"):
-        del tree["config"]["policy"][key]
+    """Gives a checkpoint the options of acting of a run that began before version 0.3."""
+    former = {"normalize_actions": False, "clip_actions": True, "scale_by_high": False}
+    tree["optimizer"]["policy"]["acting"] = former
+    tree["config"]["policy"] |= {"normalize_actions": False}
 
 
 def former_params(policy: Policy, obs: np.ndarray) -> np.ndarray:

@@ -179,21 +179,6 @@ def test_value_loss_of_ppo_equals_rllib(vf_range: float | None, fast_cpu: bool) 
     assert free.config.vf_clip_param is None, "infinity turns clipping off in RLlib"
 
 
-def test_options_of_older_checkpoints_have_the_loss_that_they_had() -> None:
-    """In older versions, `vf_loss_coeff` was the weight of half the mean squared error, and
-    `vf_clip_param` was the bound of the change of a value."""
-    saved = {"vf_loss_coeff": 0.6, "vf_clip_param": 0.05, "clip_param": 0.1}
-    for name, coeff in (("ppo", 0.3), ("decoupled_ppo", 0.3), ("appo", 0.6), ("a2c", 0.6)):
-        config = small_policy(name).config_class
-        options = {key: value for key, value in saved.items() if key in config.keys()}  # noqa: SIM118
-        present = config.parse(config.of_checkpoint(options))
-        assert present.vf_loss_coeff == coeff
-        assert present.normalize_actions is False
-        if name != "a2c":
-            assert (present.vf_clip_range, present.vf_clip_param) == (0.05, None)
-        assert config.parse(config.of_checkpoint(present.to_dict())) == present
-
-
 def test_ppo_gradient_equals_a2c_gradient_on_policy() -> None:
     options: dict[str, Any] = {
         "standardize_advantages": False,

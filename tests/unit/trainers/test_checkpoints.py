@@ -200,7 +200,7 @@ def _foreign(directory: Path) -> None:
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),
-        (_manifest('{"format": 1}'), "is damaged: manifest.json has no SHA-256 of the files"),
+        (_manifest('{"format": 2}'), "is damaged: manifest.json has no SHA-256 of the files"),
         (_dangling, "field 'config' cannot be decoded as type '__tensor__': KeyError: '/nowhere'"),
         (_foreign, "was not written by a polopt trainer"),
     ],

@@ -133,29 +133,6 @@ def test_modules_that_only_the_checkpoint_names_are_not_imported(
         config_of(state, "checkpoint x", {}, {})
 
 
-def test_options_of_an_older_checkpoint_keep_their_meaning(run: Path) -> None:
-    """In older versions, `vf_loss_coeff` was the weight of half the mean squared error, and
-    `vf_clip_param` was the bound that is now `vf_clip_range`."""
-    _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
-    options = state["config"]["policy"]
-    for key in ("vf_clip_range", "normalize_actions", "clip_actions"):
-        del options[key]
-    options |= {"vf_loss_coeff": 0.6, "vf_clip_param": 0.05}
-    for changes in ({}, {"lr": 0.5}):
-        config = config_of(state, "checkpoint x", changes, polopt.SyncPPO.preset)
-        policy = Experiment.parse(config, polopt.SyncPPO.preset).policy
-        assert (policy.vf_loss_coeff, policy.vf_clip_range, policy.vf_clip_param) == (
-            0.3,
-            0.05,
-            None,
-        )
-        assert policy.normalize_actions is False
-    given = {"vf_loss_coeff": 1.0, "vf_clip_param": 9.0, "normalize_actions": True}
-    config = config_of(state, "checkpoint x", given, polopt.SyncPPO.preset)
-    policy = Experiment.parse(config, polopt.SyncPPO.preset).policy
-    assert {key: getattr(policy, key) for key in given} == given
-
-
 def test_option_that_was_removed_does_not_refuse_an_older_checkpoint(run: Path) -> None:
     _, state = read_or_fall_back(next(run.glob("checkpoint_*")))
     options = {"name": "decentralized_allreduce", "backend": "zmq", "checksum_interval": 7}

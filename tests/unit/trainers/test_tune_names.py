@@ -13,7 +13,7 @@ from ray import tune
 from ray.tune.registry import get_trainable_cls, register_trainable
 
 import polopt
-from polopt.common.tune_registry import registered_trainable
+from polopt.common.ray_names import registered
 from polopt.trainers import presets
 from polopt.trainers.presets import PRESETS, register_names
 
@@ -61,7 +61,7 @@ def test_replacing_a_foreign_name_warns_once(caplog: pytest.LogCaptureFixture) -
 def test_override_decides_without_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     register_trainable("IMPALA", Other)
     assert messages_of(caplog, override=False) == []
-    assert registered_trainable("IMPALA").__name__ == "Other"  # type: ignore[union-attr]
+    assert registered("trainable_class", "IMPALA").__name__ == "Other"  # type: ignore[union-attr]
     assert get_trainable_cls("polopt/IMPALA") is polopt.IMPALA
     assert get_trainable_cls("A3C") is polopt.A3C
     assert messages_of(caplog, override=True) == []
@@ -70,7 +70,7 @@ def test_override_decides_without_a_warning(caplog: pytest.LogCaptureFixture) ->
 
 def test_unknown_names_register_nothing_of_rllib() -> None:
     """`get_trainable_cls` of an unknown name would import RLlib, which registers its algorithms."""
-    assert registered_trainable("no such name") is None
+    assert registered("trainable_class", "no such name") is None
     assert "ray.rllib" not in sys.modules
     register_names({"a name": polopt.A3C})
-    assert registered_trainable("a name") is polopt.A3C
+    assert registered("trainable_class", "a name") is polopt.A3C

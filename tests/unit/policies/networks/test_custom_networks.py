@@ -13,12 +13,12 @@ from checkpoint_helpers import SMALL
 from gymnasium import Space, spaces
 from learner_threads import learn_together, uneven_batches
 from policy_helpers import FakeEnv, every_policy
+from ray.tune import register_env
 from torch import Tensor, nn
 from toy_envs import make_policy, random_batch
 
 import polopt
 from polopt.common.config import ConfigError
-from polopt.common.tune_registry import share
 from polopt.policies.a2c import A2CPolicy
 from polopt.policies.learning.reducer import LocalReducer
 from polopt.policies.networks.model_config import NETWORKS
@@ -517,7 +517,7 @@ def test_registered_name_selects_the_class(tmp_path: Path) -> None:
 
 
 def test_name_that_only_the_driver_of_a_trial_registered_is_known() -> None:
-    share("polopt/network/of_driver", Normalised)
+    register_env("polopt/network/of_driver", Normalised)
     assert "of_driver" not in NETWORKS.names()
     assert policy_with("of_driver").config.model.custom is Normalised
 

@@ -16,7 +16,7 @@ from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from toy_envs import AUTORESET, Clock, Drift
 
 from polopt.rollouts.envs.env_errors import EnvironmentAPIError, EnvironmentFailedError
-from polopt.rollouts.envs.vector_env import make_vector_env, probe_spaces
+from polopt.rollouts.envs.vector_env import make_vector_env, probe_env
 from polopt.rollouts.rollout_config import RolloutConfig
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 
@@ -210,7 +210,7 @@ def failing_vector() -> FailingVectorClose:
 def test_close_that_raises_is_logged(env: Any, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="polopt"):
         made = worker(env)
-        probe_spaces(env, RolloutConfig.parse({"env": env, "num_envs_per_worker": 2}))
+        probe_env(env, RolloutConfig.parse({"env": env, "num_envs_per_worker": 2}))[:2]
         made.sample()
         made.stop()
         del made

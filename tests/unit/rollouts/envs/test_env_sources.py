@@ -29,7 +29,7 @@ from toy_envs import (
 from polopt.common.config import ConfigError
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_sources import EnvContext, call_creator, resolve_env
-from polopt.rollouts.envs.vector_env import autoreset_mode, make_vector_env, probe_spaces
+from polopt.rollouts.envs.vector_env import autoreset_mode, make_vector_env, probe_env
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
 
@@ -41,7 +41,7 @@ def test_gymnasium_id_uses_its_own_vector() -> None:
     assert env.num_envs == 3
     assert autoreset_mode(env) == AutoresetMode.NEXT_STEP
     # The spaces are the spaces of the environments that workers make.
-    observations, actions = probe_spaces(source, rollout("CartPole-v1"))
+    observations, actions = probe_env(source, rollout("CartPole-v1"))[:2]
     assert observations.shape == (4,)
     assert actions == spaces.Discrete(2)
 
@@ -147,7 +147,7 @@ def test_attribute_of_loaded_module_needs_permission() -> None:
 def worker_of_source(source: Any) -> RolloutWorker:
     config = rollout("unused", rollout_fragment_length=30)
     policy = A2CPolicy.config_class.parse({})
-    made = WorkerConfig(config, source, A2CPolicy, policy, *probe_spaces(source, config), seed=0)
+    made = WorkerConfig(config, source, A2CPolicy, policy, *probe_env(source, config)[:2], seed=0)
     return RolloutWorker(made, 1)
 
 
@@ -187,7 +187,7 @@ def test_callable_that_makes_no_environment_is_one_error(
         return returned
 
     with pytest.raises(ConfigError, match=r"^key 'env': .*: TypeError: the callable must return"):
-        probe_spaces(make, rollout(make, num_workers=num_workers))
+        probe_env(make, rollout(make, num_workers=num_workers))[:2]
     assert caplog.messages == []  # polopt does not try to close an object without `close`
 
 
@@ -319,7 +319,7 @@ def test_each_environment_has_its_own_config(env: Any, mode: str | None) -> None
         config = rollout(source, env_config=given, vectorization_mode=mode)
         made = make_vector_env(resolve_env(source), config)
         made.close()
-        probe_spaces(resolve_env(source), config)
+        probe_env(resolve_env(source), config)[:2]
     finally:
         del gymnasium.registry[name]
     assert given == {"names": ["a"], "options": {"length": 3}, "lock": lock}
@@ -450,7 +450,7 @@ def test_wrapper_that_refuses_the_mode_of_its_vector_is_named(mode: AutoresetMod
 
     said = rf"NormalizeObservation cannot wrap a vector in autoreset mode '{mode.value}'"
     with pytest.raises(ConfigError, match=said):
-        probe_spaces(make, rollout(make))
+        probe_env(make, rollout(make))[:2]
 
 
 def test_error_without_a_text_has_its_line() -> None:
@@ -458,13 +458,13 @@ def test_error_without_a_text_has_its_line() -> None:
         raise NotImplementedError
 
     with pytest.raises(ConfigError, match=r": NotImplementedError in .*: raise NotImplement"):
-        probe_spaces(make, rollout(make))
+        probe_env(make, rollout(make))[:2]
 
 
 def test_error_shortens_the_values_of_env_config() -> None:
     config = {"table": np.arange(500).reshape(-1, 2), "text": "a" * 500, "list": [1] * 500, "n": 7}
     with pytest.raises(ConfigError, match=r"'n': 7\}: KeyError: 'missing'$") as raised:
-        probe_spaces(lambda c: c["missing"], rollout(lambda c: None, env_config=config))
+        probe_env(lambda c: c["missing"], rollout(lambda c: None, env_config=config))[:2]
     assert len(str(raised.value)) < 500
     assert "\n" not in str(raised.value)
 
@@ -506,4 +506,4 @@ def test_callable_may_make_a_vector_environment() -> None:
 
     env = make_vector_env(make, rollout(make))
     assert autoreset_mode(env) == AutoresetMode.DISABLED
-    assert probe_spaces(make, rollout(make)) == (spaces.Discrete(6), spaces.Discrete(2))
+    assert probe_env(make, rollout(make))[:2] == (spaces.Discrete(6), spaces.Discrete(2))

@@ -19,7 +19,7 @@ from toy_envs import (
 import polopt
 from polopt.policies.a2c import A2CPolicy
 from polopt.rollouts.envs.env_sources import EnvContext
-from polopt.rollouts.envs.vector_env import probe_spaces
+from polopt.rollouts.envs.vector_env import probe_env
 from polopt.rollouts.seeds import seed_global_generators, worker_seeds
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.rollouts.workers.worker_config import WorkerConfig
@@ -145,7 +145,7 @@ def test_driver_process_is_seeded_only_by_an_explicit_seed(seed: int | None) -> 
     config = rollout(Drift, num_workers=0, seed=seed)
     policy = A2CPolicy.config_class.parse({})
     RolloutWorker(
-        WorkerConfig(config, Drift, A2CPolicy, policy, *probe_spaces(Drift, config), seed=3), 0
+        WorkerConfig(config, Drift, A2CPolicy, policy, *probe_env(Drift, config)[:2], seed=3), 0
     )
     assert (np.random.random() == expected) == (seed is None)  # noqa: NPY002
 
