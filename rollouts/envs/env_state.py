@@ -10,8 +10,6 @@ checkpoint is not safe. An environment therefore supports checkpoints with two o
   tensors on the CPU.
 
 Either the vector environment or each sub-environment of a `SyncVectorEnv` defines the two methods.
-Before the first release, the methods were named `get_state` and `set_state`. They were renamed
-because environments use these names for other purposes.
 
 Running statistics of wrappers are saved separately. `NormalizeObservation`, `NormalizeReward` and
 similar wrappers keep a mean, a variance and a count as `obs_rms` or `return_rms`. These statistics
@@ -122,9 +120,7 @@ def _restore(env: Any, state: Any) -> bool:
     restore = _method(env, _SET)
     try:
         if restore is None:
-            raise AttributeError(
-                "the environment has no such method. Its earlier name was set_state"
-            )
+            raise AttributeError("the environment has no such method")
         restore(state)
     except Exception as error:  # a user's method may raise anything
         warn_without(innermost(env), f"{_SET}()", error, "its environments begin new episodes")

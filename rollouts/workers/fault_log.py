@@ -358,15 +358,12 @@ class FaultLog:
         """Returns the values of the `fault_tolerance/` result keys that this log counts."""
         env_worker, raised = self._lasts.get("raised", _NONE)
         non_finite_worker, non_finite = self._lasts.get("non_finite", _NONE)
-        left_worker, left = self._lasts.get("preemption", _NONE)
+        plurals: dict[FaultKind, str] = {**_PLURALS, "preemption": "preemptions"}
         return {
             "num_remote_worker_restarts": self.num_restarts,
             "num_workers_given_up": self.num_given_up,
             "num_restarts_below": self.num_restarts_below,
-            **{key: value for kind in _PLURALS for key, value in self._stats_of(kind).items()},
-            "num_worker_preemptions": self.counts["preemption"],
-            "last_preemption_worker": left_worker,
-            "last_preemption": left.message[-2000:],
+            **{k: v for one in plurals.items() for k, v in self._stats_of(*one).items()},
             "num_env_faults": self.counts["raised"],
             "last_env_fault_worker": env_worker,
             "last_env_fault_env": raised.env_index,
@@ -378,10 +375,10 @@ class FaultLog:
             "last_failure": self.last.message[-2000:] if self.last else "",
         }
 
-    def _stats_of(self, kind: FaultKind) -> dict[str, Any]:
+    def _stats_of(self, kind: FaultKind, plural: str) -> dict[str, Any]:
         worker, last = self._lasts.get(kind, _NONE)
         return {
-            f"num_worker_{_PLURALS[kind]}": self.counts[kind],
+            f"num_worker_{plural}": self.counts[kind],
             f"last_{kind}_worker": worker,
             f"last_{kind}": last.message[-2000:],
         }

@@ -227,8 +227,12 @@ class WorkerSet(ProcessGroup):
         Raises:
             ValueError: `more` is negative.
         """
+        if isinstance(more, int):
+            if more < 0:
+                raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
+            more = [WorkerSpec()] * more
         added = []
-        for spec in specs_of(more):
+        for spec in list(more):
             self._specs[self._last_index + 1] = spec
             added.append(self._add_process())
         return added
@@ -296,7 +300,8 @@ class WorkerSet(ProcessGroup):
             WorkersFailedError: workers that were starting with the old config keep failing.
         """
         new = config.rollout
-        if len(self.remote) != new.num_workers or not same_processes(self.options, new):
+        fits = all(getattr(self.options, key) == getattr(new, key) for key in _PROCESS_KEYS)
+        if len(self.remote) != new.num_workers or not fits:
             return False
         self.take_started(0.0)
         self.config, self.options = config, new
@@ -342,29 +347,10 @@ class WorkerSet(ProcessGroup):
             self.local.stop()
 
 
-def same_processes(old: RolloutConfig, new: RolloutConfig) -> bool:
-    """Returns True if processes that were started with the config `old` can run workers with the
-    config `new`."""
-    return all(getattr(old, key) == getattr(new, key) for key in _PROCESS_KEYS)
-
-
 def call_method(worker: RolloutWorker, method: str, *args: Any) -> Any:
     """Calls a method of the worker. This function is for `Calls.send`, and runs in the worker's
     process."""
     return getattr(worker, method)(*args)
-
-
-def specs_of(more: int | Iterable[WorkerSpec]) -> list[WorkerSpec]:
-    """Returns one spec for each worker to add, from the argument of `WorkerSet.add_workers`.
-
-    Raises:
-        ValueError: `more` is negative.
-    """
-    if not isinstance(more, int):
-        return list(more)
-    if more < 0:
-        raise ValueError(f"number of workers to add: got {more}. Allowed: 0 or more")
-    return [WorkerSpec()] * more
 
 
 def select(handles: Sequence[WorkerHandle], which: int | Iterable[int]) -> list[WorkerHandle]:
