@@ -18,7 +18,7 @@ from polopt.common.weights import Gradients, Weights
 from polopt.policies.distributions.action_distribution import ActionDistribution
 from polopt.policies.learning.flat_parameters import Segment
 from polopt.policies.learning.reducer import Reducer
-from polopt.policies.learning.weight_updater import LearningProgress
+from polopt.policies.learning.weight_updater import LearningProgress, Updates
 from polopt.policies.policy import Policy
 
 #: Names of the coefficient of a policy that holds its version, in the weights of the group.
@@ -299,10 +299,10 @@ class PolicyGroup(Policy):
             if share > 0.0 and self._learns[name]:
                 rows = round(gradients.rows * float(share))
                 own = gradients._replace(flat=gradients.flat[start:stop] / share, rows=rows)
-                before = dataclasses.replace(policy.progress)
+                updates = Updates(policy)
                 found = policy.apply_gradients(own, lr_scale)
                 stats |= {f"{name}/{key}": value for key, value in found.items()}
-                self._count(policy, before)
+                self._count(updates)
             start = stop
         return stats
 
@@ -312,10 +312,10 @@ class PolicyGroup(Policy):
         stats: dict[str, float] = {}
         for name in self.trained:
             policy = self.policies[name]
-            before = dataclasses.replace(policy.progress)
+            updates = Updates(policy)
             found = policy.learn_on_batch(batch.parts[name], reducer)
             stats |= {f"{name}/{key}": value for key, value in found.items()}
-            self._count(policy, before)
+            self._count(updates)
         return stats
 
     def learn_on_transitions(
@@ -335,17 +335,17 @@ class PolicyGroup(Policy):
         errors = {}
         for name, part in rows.parts.items():
             policy: Any = self.policies[name]
-            before = dataclasses.replace(policy.progress)
+            updates = Updates(policy)
             found, errors[name] = policy.learn_on_transitions(part, reducer)
             stats |= {f"{name}/{key}": value for key, value in found.items()}
-            self._count(policy, before)
+            self._count(updates)
         return stats, errors
 
-    def _count(self, policy: Policy, before: LearningProgress) -> None:
-        """Adds what a policy has counted since `before` to the counts of the group."""
-        for field in ("rows_applied", "skipped_updates", "non_finite_gradients"):
-            added = getattr(policy.progress, field) - getattr(before, field)
-            setattr(self.progress, field, getattr(self.progress, field) + added)
+    def _count(self, updates: Updates) -> None:
+        """Adds what a policy has counted to the counts of the group."""
+        self.progress.rows_applied += updates.rows
+        self.progress.skipped_updates += updates.skipped
+        self.progress.non_finite_gradients += updates.non_finite
 
     def set_option(self, name: str, value: Any) -> None:
         """Changes an option of all policies that learn. See `Policy.set_option`."""

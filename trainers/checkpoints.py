@@ -40,11 +40,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import safetensors.torch
 from torch import Tensor
 
 from polopt.common.files import open_regular, printable, read_regular
 from polopt.common.plain_data import DecodeError, decode, encode
+from polopt.replay.row_store import write_arrays
 from polopt.trainers import checkpoints_0_3
 
 #: Version of the checkpoint format. Increment it with each change that older code cannot read.
@@ -127,9 +129,7 @@ def write_checkpoint(
         further = add_files(directory / REPLAY)
         if further:
             files = _files(directory, state)
-        for name, data in files.items():
-            _write(directory / name, data)
-        sums = {name: _sha256(data) for name, data in files.items()}
+        sums = {name: _write(directory / name, data) for name, data in files.items()}
         sums |= {f"{REPLAY}/{name}": checksum for name, checksum in further.items()}
         manifest = {"format": FORMAT, "sha256": sums, "seal": _seal(FORMAT, sums)}
         _write(directory / "manifest.json", json.dumps(manifest).encode())
@@ -309,17 +309,8 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return entries
 
 
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+def _write(path: Path, data: bytes) -> str:
+    return write_arrays(path, [np.frombuffer(data, np.uint8)])
 
 
 def _parse_json(path: Path, data: bytes) -> dict[str, Any]:

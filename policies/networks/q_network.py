@@ -22,6 +22,9 @@ from polopt.policies.networks.model_config import Activation, ModelConfig, Width
 from polopt.policies.networks.network import Network
 from polopt.policies.networks.observations import flattened
 
+#: Why actors and critics cannot have memory, for an error.
+_ONE_STEP = "actor and critics learn from single transitions"
+
 
 class QModelConfig(ModelConfig):
     """Options of a Q-network. These are the options of `ModelConfig` with other defaults.
@@ -87,13 +90,7 @@ def make_q_network(
     """
     space = observation_space if mask is None else mask.rest
     network = make_network(space, action_space, None, num_actions, False, config)
-    if network.state_size:
-        raise ConfigError(
-            f"key 'model': got a network with memory (use_lstm, or state_size of a custom network: "
-            f"{network.state_size}). Allowed: a network without memory, because Q-networks do "
-            "not support memory"
-        )
-    q_network = QNetwork(network, dueling)
+    q_network = QNetwork(_without_memory(network, "Q-networks do not support memory"), dueling)
     return q_network if mask is None else MaskedNetwork(q_network, mask)
 
 
@@ -153,7 +150,7 @@ def make_actor(
     network = make_network(
         observation_space, action_space, None, num_params, gaussian, _own(config)
     )
-    return _without_memory(network)
+    return _without_memory(network, _ONE_STEP)
 
 
 def make_critics(
@@ -165,7 +162,7 @@ def make_critics(
     actions = spaces.Box(-1.0, 1.0, (size,), np.float32)
     space = spaces.Tuple((observation_space, actions))
     networks = [
-        _without_memory(make_network(space, action_space, None, 1, False, _own(config)))
+        _without_memory(make_network(space, action_space, None, 1, False, _own(config)), _ONE_STEP)
         for _ in range(count)
     ]
     return Critics(networks)
@@ -193,11 +190,10 @@ def _own(config: ModelConfig) -> ModelConfig:
     return config.model_copy(update={"vf_share_layers": True, "free_log_std": False})
 
 
-def _without_memory(network: Network) -> Network:
+def _without_memory(network: Network, why: str) -> Network:
     if network.state_size:
         raise ConfigError(
             "key 'model': got a network with memory (use_lstm, or state_size of a custom network: "
-            f"{network.state_size}). Allowed: a network without memory, because actor and critics "
-            "learn from single transitions"
+            f"{network.state_size}). Allowed: a network without memory, because {why}"
         )
     return network

@@ -435,11 +435,30 @@ class _DictAgents(AgentsEnv):
         return observations, rewards, {}, {}, infos
 
 
-class _ParallelAgents(_DictAgents):
-    """Adapts PettingZoo's ParallelEnv. The agents in `env.agents` act next."""
+class _PettingZooAgents(AgentsEnv):
+    """An environment of PettingZoo. `env.agents` names the agents that are in the episode."""
 
     def __init__(self, env: Any) -> None:
-        super().__init__(env, _possible_agents(env))
+        agents = _attribute(env, "possible_agents")
+        if agents is None:
+            raise APIViolation(
+                f"{_name(env)} must name all agents that can appear in possible_agents; there is "
+                "no such attribute"
+            )
+        super().__init__(env, list(agents))
+
+    def _space_of(self, kind: str, agent: AgentID) -> Any:
+        return getattr(self.env, f"{kind}_space")(agent)
+
+    def _not_named(self, agent: AgentID) -> APIViolation:
+        """The error for an agent that `env.agents` does not name, although it has not ended."""
+        return APIViolation(
+            f"agent {agent!r} is missing in agents, but it is neither terminated nor truncated"
+        )
+
+
+class _ParallelAgents(_PettingZooAgents, _DictAgents):
+    """Adapts PettingZoo's ParallelEnv. The agents in `env.agents` act next."""
 
     def _begin(
         self, seed: int | None, options: dict[str, Any] | None
@@ -465,10 +484,7 @@ class _ParallelAgents(_DictAgents):
                         "truncated"
                     )
             elif agent not in agents:
-                raise APIViolation(
-                    f"agent {agent!r} is missing in agents, but it is neither terminated nor "
-                    "truncated"
-                )
+                raise self._not_named(agent)
         for agent in observations:
             if agent not in ended and agent not in agents:
                 self._check_known(agent, "got an observation")
@@ -482,15 +498,9 @@ class _ParallelAgents(_DictAgents):
     def _agents(self) -> dict[AgentID, None]:
         return dict.fromkeys(self.env.agents)
 
-    def _space_of(self, kind: str, agent: AgentID) -> Any:
-        return getattr(self.env, f"{kind}_space")(agent)
 
-
-class _TurnAgents(AgentsEnv):
+class _TurnAgents(_PettingZooAgents):
     """Adapts PettingZoo's AECEnv. The agent `env.agent_selection` acts next."""
-
-    def __init__(self, env: Any) -> None:
-        super().__init__(env, _possible_agents(env))
 
     def _begin(
         self, seed: int | None, options: dict[str, Any] | None
@@ -557,19 +567,13 @@ class _TurnAgents(AgentsEnv):
                 ended[agent] = flagged[agent]
                 observations[agent] = env.observe(agent)
             elif agent not in agents:
-                raise APIViolation(
-                    f"agent {agent!r} is missing in agents, but it is neither terminated nor "
-                    "truncated"
-                )
+                raise self._not_named(agent)
         return flagged
 
     def _last_observation(self, agent: AgentID) -> Any:
         observation = self.env.observe(agent)
         check_observation(observation, self._spaces[agent][0], self._where[agent])
         return observation
-
-    def _space_of(self, kind: str, agent: AgentID) -> Any:
-        return getattr(self.env, f"{kind}_space")(agent)
 
 
 class _RLlibAgents(_DictAgents):
@@ -695,16 +699,6 @@ def _found(made: Any, name: str) -> Any:
         return getattr(made, name, None)
     except Exception:  # a user's property may raise anything
         return None
-
-
-def _possible_agents(env: Any) -> Iterable[AgentID]:
-    agents = _attribute(env, "possible_agents")
-    if agents is None:
-        raise APIViolation(
-            f"{_name(env)} must name all agents that can appear in possible_agents; there is no "
-            "such attribute"
-        )
-    return list(agents)
 
 
 def _agents_of_rllib(env: Any) -> list[AgentID]:

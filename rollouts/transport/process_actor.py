@@ -76,33 +76,21 @@ class ProcessActor:
         self.target.leaves = leaves
         return self._started()
 
-    def run_encoded(self, call: bytes) -> Any:
+    def run(self, call: bytes, *apart: Any) -> Any:
         """Runs a call, and returns the answer of the target.
 
         Args:
             call: the number, the function, the arguments and `by_reference` of the call. The driver
                 encodes them together by cloudpickle, because this takes less time than letting Ray
                 encode each argument.
+            apart: the arguments of a call that has references among them. Ray replaces each
+                reference by its object before the call. `call` then holds no arguments.
         """
         try:
             number, function, args, by_reference = ray.cloudpickle.loads(call)
         except Exception as error:  # an import of the user's module may raise anything
             return self.target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
-        return self._run(number, function, args, by_reference)
-
-    def run_with_references(
-        self, number: int, function: bytes, by_reference: bool, *args: Any
-    ) -> Any:
-        """Runs a call that has references among its arguments. Ray replaces each reference by its
-        object before the call."""
-        try:
-            decoded = ray.cloudpickle.loads(function)
-        except Exception as error:  # an import of the user's module may raise anything
-            return self.target.refuse(f"the call cannot be unpickled in the worker: {error!r}")
-        return self._run(number, decoded, args, by_reference)
-
-    def _run(self, number: int, function: Any, args: Any, by_reference: bool) -> Any:
-        answer = self.target.run(number, function, *args)
+        answer = self.target.run(number, function, *args, *apart)
         if by_reference and answer.error is None:
             answer = answer._replace(value=ray.put(answer.value))
         return answer

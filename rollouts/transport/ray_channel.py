@@ -159,14 +159,11 @@ class RayChannel(Channel):
 
     def send(self, message: Message) -> Ticket:
         number, _, function, args, by_reference, _ = message
-        if any(isinstance(arg, ray.ObjectRef) for arg in args):
-            # Ray replaces a reference by its object only if the reference itself is an argument of
-            # the actor call. So the arguments must not be encoded together.
-            encoded = cloudpickle.dumps(function)
-            call = self.actor.run_with_references.remote(number, encoded, by_reference, *args)
-            return RayTicket(call)
-        call = cloudpickle.dumps((number, function, args, by_reference))
-        return RayTicket(self.actor.run_encoded.remote(call))
+        # Ray replaces a reference by its object only if the reference itself is an argument of the
+        # actor call. So the arguments must then not be encoded together.
+        apart = args if any(isinstance(arg, ray.ObjectRef) for arg in args) else ()
+        call = cloudpickle.dumps((number, function, () if apart else args, by_reference))
+        return RayTicket(self.actor.run.remote(call, *apart))
 
     def stop_early(self, number: int, keep_steps: int) -> None:
         control = self._control
