@@ -491,7 +491,7 @@ TASKS: dict[str, Task] = {
     ),
     # The return is the share of games that are won against random play.
     "connect_four_v3": Task(
-        1_000_000,
+        800_000,
         (Cell("SyncPPO, self-play", "connect_four_self_play"),),
         episodes=400,
         decimals=3,
