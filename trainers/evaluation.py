@@ -25,7 +25,7 @@ from polopt.metrics.custom_metrics import CustomMetrics
 from polopt.metrics.episode_window import EpisodeWindow
 from polopt.metrics.number import declare, unexported, within
 from polopt.rollouts.envs.env_api import space_that_differs
-from polopt.rollouts.envs.env_sources import EnvSource, env_name, resolve_env
+from polopt.rollouts.envs.env_sources import env_name, resolve_env
 from polopt.rollouts.envs.env_state import set_evaluation_statistics
 from polopt.rollouts.envs.vector_env import ENV_KEYS, probe_env
 from polopt.rollouts.seeds import (
@@ -220,7 +220,14 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
         keys = env_key, config_key, num_key
         with kept_global_generators():  # the environment may draw from the global generators
             spaces = probe_env(env, rollout, keys, training.last_worker_index + 1, True)[:2]
-        _check_spaces(spaces, (worker_config.observation_space, worker_config.action_space), env)
+        trained = worker_config.observation_space, worker_config.action_space
+        if name := space_that_differs(spaces, trained):
+            index = name == "action"
+            raise ConfigError(
+                f"key 'evaluation_config': {env_name(env)!r} has the {name} space "
+                f"{spaces[index]!s:.200}. Allowed: the same space as in training, "
+                f"{trained[index]!s:.200}"
+            )
     made = dataclasses.replace(
         worker_config,
         env=env,
@@ -234,16 +241,6 @@ def evaluation_config(config: TrainerConfig, worker_config: WorkerConfig) -> Wor
     if rollout.num_workers:
         check_picklable(made, keys)
     return made
-
-
-def _check_spaces(spaces: tuple[Any, Any], trained: tuple[Any, Any], env: EnvSource) -> None:
-    if name := space_that_differs(spaces, trained):
-        index = name == "action"
-        raise ConfigError(
-            f"key 'evaluation_config': {env_name(env)!r} has the {name} space "
-            f"{spaces[index]!s:.200}. Allowed: the same space as in training, "
-            f"{trained[index]!s:.200}"
-        )
 
 
 class Evaluation:

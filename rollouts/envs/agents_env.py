@@ -141,7 +141,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         self._there, self._left, self._latest = {}, set(), {}
         self.over, self.continued = False, None
         observations, infos = self._begin(seed, options)
-        self._check_spaces()
+        self._check_same_spaces()
         for agent in self.acting:
             self._join(agent)
         return {
@@ -330,7 +330,7 @@ class AgentsEnv(gymnasium.Env[Any, Any], ABC):
         # `spaces.Dict` would sort the keys of a dict.
         return spaces.Dict([(str(agent), of[place]) for agent, of in self._spaces.items()])
 
-    def _check_spaces(self) -> None:
+    def _check_same_spaces(self) -> None:
         for agent, (observations, actions) in self._spaces.items():
             for kind, old in (("observation", observations), ("action", actions)):
                 new = self._space_of(kind, agent)

@@ -122,7 +122,7 @@ def make_sampler(
             _check_group(made, policy, place)
             length = rollout.rollout_fragment_length
             return GroupSampler(made.vector, policy, length, seeds, faults), None
-        _check_spaces(made, spaces, place)
+        _check_fits(made, spaces, place)
         return VectorSampler(made, policy, rollout.rollout_fragment_length, seeds, faults), None
     except ConfigError:
         raise
@@ -137,10 +137,10 @@ def make_sampler(
 def _check_group(env: SlotGroup, policy: PolicyGroup, place: str) -> None:
     """Raises `EnvironmentAPIError` if the policies do not fit the spaces of their agents."""
     for group, one in zip(env.vector.groups, policy.policies.values(), strict=True):
-        _check_spaces(group, (one.encoder.space, one.action_space), place)
+        _check_fits(group, (one.encoder.space, one.action_space), place)
 
 
-def _check_spaces(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
+def _check_fits(env: Any, spaces: tuple[Space[Any], Space[Any]], place: str) -> None:
     """Raises `EnvironmentAPIError` if the policy does not fit the spaces of the environment. The
     policy was made for the spaces of one environment. An environment of another worker may have
     different spaces, because a user's callable receives the index of the worker."""
