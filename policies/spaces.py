@@ -72,15 +72,14 @@ class ObservationEncoder:
     """
 
     def __init__(self, space: Space[Any]) -> None:
-        _check(space, space)
-        size = int(spaces.utils.flatdim(space))
+        self.leaves = tuple(_find_leaves(space, space))
+        size = self.leaves[-1].place.stop if self.leaves else 0
         if size == 0:
             raise ConfigError(
                 f"observation space {space} is empty. Allowed: {SUPPORTED_OBSERVATIONS} with at "
                 "least one element"
             )
         self.space = space
-        self.leaves = tuple(_find_leaves(space))
         self.row_shape, self.row_dtype = _row_type(space)
         self.is_box = isinstance(space, spaces.Box)
         if self.is_box:
@@ -253,33 +252,28 @@ class ObservationEncoder:
         )
 
 
-def _check(space: Space[Any], whole: Space[Any]) -> None:
-    if isinstance(space, spaces.Dict):
-        parts = list(space.spaces.values())
-    elif isinstance(space, spaces.Tuple):
-        parts = list(space.spaces)
+def _find_leaves(
+    space: Space[Any],
+    whole: Space[Any],
+    keys: tuple[Any, ...] = (),
+    fields: tuple[str, ...] = (),
+    start: int = 0,
+) -> Iterator[Leaf]:
+    """Yields the leaves of a part of the space `whole`. `start` is the place of the first leaf."""
+    if isinstance(space, spaces.Dict | spaces.Tuple):
+        for key, field, part in _parts(space):
+            for leaf in _find_leaves(part, whole, (*keys, key), (*fields, field), start):
+                yield leaf
+                start = leaf.place.stop
     elif isinstance(
         space, spaces.Box | spaces.Discrete | spaces.MultiDiscrete | spaces.MultiBinary
     ):
-        return
+        yield Leaf(space, keys, fields, slice(start, start + int(spaces.utils.flatdim(space))))
     else:
         raise ConfigError(
             f"observation space {space} (of {whole}) is not supported. "
             f"Allowed: {SUPPORTED_OBSERVATIONS}"
         )
-    for part in parts:
-        _check(part, whole)
-
-
-def _find_leaves(
-    space: Space[Any], keys: tuple[Any, ...] = (), fields: tuple[str, ...] = (), start: int = 0
-) -> Iterator[Leaf]:
-    if isinstance(space, spaces.Dict | spaces.Tuple):
-        for key, field, part in _parts(space):
-            yield from _find_leaves(part, (*keys, key), (*fields, field), start)
-            start += int(spaces.utils.flatdim(part))
-    else:
-        yield Leaf(space, keys, fields, slice(start, start + int(spaces.utils.flatdim(space))))
 
 
 def _parts(space: spaces.Dict | spaces.Tuple) -> list[tuple[Any, str, Space[Any]]]:

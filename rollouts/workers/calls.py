@@ -86,11 +86,11 @@ class Calls:
         per_worker: the largest number of unanswered calls that are sent to a worker. `Calls` holds
             further calls, and sends them later.
         after_failure: see `AfterFailure`.
-        check: see `Supervisor`.
+        check: see `Supervisor.judge`.
         is_work: see `Supervisor`.
 
     Attributes:
-        per_worker: see the argument. May be changed while nothing is pending.
+        check, per_worker: see the arguments. May be changed while nothing is pending.
         load: mean and maximum, since the last report, of the number of sent calls without an
             answer, summed over all workers. This number is measured whenever a call succeeds, and
             includes that call.
@@ -110,8 +110,9 @@ class Calls:
     ) -> None:
         self._workers = workers
         self._groups = {workers.who: workers}  # all groups, by `WorkerHandle.who`
-        self._supervisor = Supervisor(self._groups, owner, is_work, check)
+        self._supervisor = Supervisor(self._groups, owner, is_work)
         self._count = count
+        self.check = check
         self.per_worker = per_worker
         self._after_failure = after_failure
         # The calls by state, see `Call`. In each queue, the oldest call is the first.
@@ -148,16 +149,6 @@ class Calls:
 
     def _num_changes(self) -> int:
         return sum(group.changes for group in self._groups.values())
-
-    @property
-    def check(self) -> Callable[[Any], None] | None:
-        """A function that raises an exception for a reply's value that the owner cannot use. May
-        be set while nothing is pending."""
-        return self._supervisor.check
-
-    @check.setter
-    def check(self, check: Callable[[Any], None] | None) -> None:
-        self._supervisor.check = check
 
     # ---- sending --------------------------------------------------------------------------------
 
@@ -643,7 +634,7 @@ class Calls:
         call, which is now answered or has failed."""
         handle = call.worker
         try:
-            answer = self._supervisor.judge(call)
+            answer = self._supervisor.judge(call, self.check)
         except BaseException:
             self._end(call)
             call.to("lost")

@@ -48,12 +48,9 @@ class Supervisor:
             process with broken environments can answer such calls, too. The supervisor also does
             not remember which functions succeeded in such calls, so an error of kind `exception`
             always raises FunctionError.
-        check: a function that raises an exception for a value that the owner cannot use. The
-            process that returned such a value has failed.
 
     Attributes:
         check_s: the time at which the supervisor next checks deadlines.
-        check: see the argument.
     """
 
     def __init__(
@@ -61,14 +58,12 @@ class Supervisor:
         groups: Mapping[str, ProcessGroup],
         owner: str,
         is_work: bool,
-        check: Callable[[Any], None] | None,
     ) -> None:
         self._groups = groups
         first = next(iter(groups.values()))
         self._clock, self._transport = first.clock, first.transport
         self._owner = owner
         self._is_work = is_work
-        self.check = check
         self._succeeded: set[Any] = set()  # `Call.code` of functions that succeeded in a process
         self.check_s = math.inf
 
@@ -145,8 +140,15 @@ class Supervisor:
 
     # ---- answers --------------------------------------------------------------------------------
 
-    def judge(self, call: Call) -> Answer | Fault | tuple[Fault, Record]:
+    def judge(
+        self, call: Call, check: Callable[[Any], None] | None
+    ) -> Answer | Fault | tuple[Fault, Record]:
         """Decides whether a call that has ended succeeded.
+
+        Args:
+            call: the call.
+            check: a function that raises an exception for a value that the owner cannot use. The
+                process that returned such a value has failed.
 
         Returns:
             the answer of a call that succeeded, or the failure of a call that failed. If the
@@ -178,9 +180,9 @@ class Supervisor:
             return self._of_error(call, answer.error, answer.record), answer.record
         if answer.error is not None:
             return self._odd(call, f"its error is {type(answer.error).__name__}")
-        if self.check is not None:
+        if check is not None:
             try:
-                self.check(answer.value)
+                check(answer.value)
             except Exception as error:  # the value is any object, so a check can raise anything
                 if call.ticket.reraises:
                     raise

@@ -196,7 +196,7 @@ def _foreign(directory: Path) -> None:
         (lambda d: (d / "manifest.json").unlink(), "is incomplete: manifest.json is missing"),
         (lambda d: (d / "manifest.json").write_text(""), "is incomplete: manifest.json is empty"),
         (shutil.rmtree, "is incomplete: manifest.json is missing"),
-        (_manifest('{"format": 4}'), "has format 4, but .* reads formats 1, 2, 3"),
+        (_manifest('{"format": 4}'), "has format 4, but .* reads formats 2, 3"),
         (_manifest("{"), "is damaged: manifest.json"),
         (_manifest("\x00\xff"), "is damaged: manifest.json"),
         (_manifest("[]"), "is damaged: manifest.json is not a mapping"),

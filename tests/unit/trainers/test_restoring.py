@@ -333,7 +333,7 @@ def test_refusal_names_the_previous_checkpoint(
     named = f". The previous checkpoint {before} can be read"
 
     sign(newest, version=4)
-    refused(trainer, newest, "has format 4, but this version of polopt reads formats 1, 2, 3")
+    refused(trainer, newest, "has format 4, but this version of polopt reads formats 2, 3")
     refused(trainer, newest, named)
 
     went_off = tmp_path / "went_off"
