@@ -178,12 +178,13 @@ class FlatParameters:
                 the original. Buffers always become equal.
         """
         self._relink_buffers()
+        params = self.params.detach()
         for name, source in self._copies.items():
-            copy, original = (self._params[self.segments[part]] for part in (name, source))
+            copy, original = (params[self.segments[part]] for part in (name, source))
             if tau == 1.0:
-                copy[:] = original
+                copy.copy_(original)
             else:
-                copy += tau * (original - copy)
+                copy.lerp_(original, tau)
             if f"{name}.buffers" in self.segments:
                 own = self.segments[f"{name}.buffers"]
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]
