@@ -178,13 +178,12 @@ class FlatParameters:
                 the original. Buffers always become equal.
         """
         self._relink_buffers()
-        params = self.params.detach()
         for name, source in self._copies.items():
-            copy, original = (params[self.segments[part]] for part in (name, source))
+            copy, original = (self._params[self.segments[part]] for part in (name, source))
             if tau == 1.0:
-                copy.copy_(original)
+                copy[:] = original
             else:
-                copy.lerp_(original, tau)
+                copy += tau * (original - copy)
             if f"{name}.buffers" in self.segments:
                 own = self.segments[f"{name}.buffers"]
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]
