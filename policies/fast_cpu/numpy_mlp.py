@@ -11,11 +11,17 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from polopt.policies.fast_cpu.linear_layer import LinearLayer
 from polopt.policies.fast_cpu.side_by_side import side_by_side
 from polopt.policies.networks.actor_critics import MLPNetwork
+
+#: torch computes the derivative of ReLU in one pass in place, and takes half as long as NumPy. With
+#: fewer numbers than this, a call of torch takes longer than the arithmetic.
+_MANY_NUMBERS = 2**15
+_THRESHOLD_BACKWARD: Any = torch.ops.aten.threshold_backward.grad_input
 
 
 class Activations(NamedTuple):
@@ -183,7 +189,7 @@ class Layers:
         for i in reversed(range(len(self.steps))):
             step = self.steps[i]
             if i < self._activated:
-                gradient = gradient * slope(done[i + 1], self._relu)
+                gradient = before_activation(gradient, done[i + 1], self._relu)
             onward = needed or i > 0
             if learn and onward:
                 gradient, _ = side_by_side(
@@ -198,9 +204,23 @@ class Layers:
         return gradient
 
 
-def slope(out: np.ndarray, relu: bool) -> np.ndarray:
-    """The derivative of ReLU or tanh, from the outputs of ReLU or tanh."""
-    return out > 0.0 if relu else 1.0 - out * out
+def before_activation(gradient: np.ndarray, out: np.ndarray, relu: bool) -> np.ndarray:
+    """The gradient with respect to the inputs of ReLU or tanh, `[B, N]`.
+
+    Args:
+        gradient: the gradient with respect to the outputs, `[B, N]`. The function may overwrite it.
+        out: the outputs `[B, N]`.
+        relu: True for ReLU, False for tanh.
+    """
+    if not relu:
+        slope = out * out
+        np.subtract(1.0, slope, out=slope)
+        return np.multiply(gradient, slope, out=slope)
+    if out.size < _MANY_NUMBERS:
+        return gradient * (out > 0.0)
+    found = torch.from_numpy(gradient)
+    _THRESHOLD_BACKWARD(found, torch.from_numpy(out), 0.0, grad_input=found)
+    return gradient
 
 
 def flat_rows(obs: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from polopt.policies.fast_cpu.closed_forms import (
     find_closed_form,
     ppo,
 )
-from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP, before_activation
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig, PPOPolicy
 
@@ -368,3 +368,18 @@ def test_closed_forms_make_no_tensors_of_columns(monkeypatch: pytest.MonkeyPatch
     policy.learn_on_batch(batch)
     assert policy.version > 0
     assert not made
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+@pytest.mark.parametrize("relu", [True, False])
+def test_gradient_before_an_activation_equals_autograd(rows: int, relu: bool) -> None:
+    """Arrays of 300 x 128 numbers are large enough for torch."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((rows, 128), dtype=np.float32)).requires_grad_()
+    with torch.no_grad():
+        x[0] = 0.0
+    gradient = rng.standard_normal((rows, 128), dtype=np.float32)
+    out = torch.relu(x) if relu else torch.tanh(x)
+    out.backward(torch.from_numpy(gradient.copy()))
+    found = before_activation(gradient, out.detach().numpy(), relu)
+    np.testing.assert_allclose(found, x.grad, rtol=1e-6, atol=1e-7)
