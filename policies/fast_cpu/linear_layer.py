@@ -51,6 +51,8 @@ class LinearLayer:
     def __init__(self, linear: nn.Linear, relu: bool) -> None:
         self.weight: np.ndarray = linear.weight.detach().numpy()  # [out, in]
         self.bias: np.ndarray = linear.bias.detach().numpy()
+        #: The number of multiplications of a forward pass for one row.
+        self.work = self.weight.size
         self._transposed = self.weight.T
         # From this number of rows on, oneDNN may be faster.
         self._many = math.ceil(_MIN_FUSED / self.weight.size)
