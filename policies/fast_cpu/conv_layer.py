@@ -19,8 +19,8 @@ from polopt.policies.fast_cpu.linear_layer import LinearLayer, product
 from polopt.policies.networks.actor_critics import ImageEncoder
 
 #: The largest sum of `ConvLayer.num_columns` over the convolutions of a network. With more, the
-#: copies of 256 images do not fit into the caches. The gradient then takes about as long in torch,
-#: or less: 0.7 to 1.1 times with 17,500 to 26,400, and 1.3 to 2.5 times with at most 16,200.
+#: copies do not fit into the caches. The gradient of 256 images took 1.3 to 1.7 times as long in
+#: torch with up to 16,128, 0.95 to 1.3 times with 17,500 to 18,000, and 0.84 times with 26,400.
 MAX_COLUMNS = 16_384
 _FLOAT = np.dtype(np.float32)
 
@@ -57,6 +57,7 @@ class ConvLayer:
         shape: the shape of the inputs.
 
     Attributes:
+        weight: `[out channels, in channels * kernel * kernel]`.
         outputs: the shape of the outputs.
         num_columns: number of elements that `_columns` copies for one image.
         work: number of multiplications of a forward pass for one image.
@@ -77,19 +78,18 @@ class ConvLayer:
             (self._padded.width - self._kernel) // self._stride + 1,
         )
         assert conv.bias is not None
-        # [out channels, in channels * kernel * kernel]
-        self._weight = conv.weight.detach().view(conv.out_channels, -1).numpy()
+        self.weight = conv.weight.detach().view(conv.out_channels, -1).numpy()
         self._bias = conv.bias.detach().numpy()[:, None]
         if conv.weight.grad is not None and conv.bias.grad is not None:
             by_weight = conv.weight.grad.view(conv.out_channels, -1)
             self._grads = by_weight.numpy(), conv.bias.grad.numpy()
         num_positions = self.outputs.height * self.outputs.width
-        self.num_columns = self._weight.shape[1] * num_positions
-        self.work = self._weight.size * num_positions
+        self.num_columns = self.weight.shape[1] * num_positions
+        self.work = self.weight.size * num_positions
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[B, out]` from inputs `[B, in]`, as a new array."""
-        outputs = product(len(x), self._weight, self._columns(x))
+        outputs = product(len(x), self.weight, self._columns(x))
         outputs += self._bias
         # With an array of zeros, NumPy computes a maximum three times as fast as with the number 0.
         np.maximum(outputs, np.zeros(outputs.shape[1], np.float32), out=outputs)
@@ -105,7 +105,7 @@ class ConvLayer:
         count, padded = len(gradient), self._padded
         sums = np.zeros((padded.size, count), np.float32)
         windows = self._windows(sums)
-        by_windows = product(count, self._weight.T, self._by_channel(gradient))
+        by_windows = product(count, self.weight.T, self._by_channel(gradient))
         by_windows = by_windows.reshape(windows.shape)
         # Windows overlap, so each position within the filter is added on its own.
         for row in range(self._kernel):
@@ -138,7 +138,7 @@ class ConvLayer:
             flat = np.zeros((self._padded.size, len(x)), np.float32)
             self._padded.view(flat)[self._inside] = self._inputs.view(inner)
         windows = self._windows(flat)
-        return windows.reshape(self._weight.shape[1], math.prod(windows.shape[3:]))
+        return windows.reshape(self.weight.shape[1], math.prod(windows.shape[3:]))
 
     def _windows(self, flat: np.ndarray) -> np.ndarray:
         """Padded inputs `[F, B]` as a view `[in channels, kernel, kernel, height, width, B]`."""

@@ -98,7 +98,7 @@ class Flipped(ConvLayer):
     def __init__(self, conv: nn.Conv2d, shape: ImageShape) -> None:
         super().__init__(conv, shape)
         flipped = conv.weight.detach().flip(2).numpy()
-        self._weight = flipped.reshape(self._weight.shape)
+        self.weight = flipped.reshape(self.weight.shape)
 
 
 class Shifted(ConvLayer):
