@@ -210,6 +210,21 @@ def test_gradients_of_ppo_equal_gradients_in_torch(key: str) -> None:
     close(fast.flat.get_grads(), slow.flat.get_grads())
 
 
+def test_boards_with_an_action_mask_learn_as_in_torch() -> None:
+    board = spaces.Box(0, 1, (4, 5, 2), np.int8)
+    space = spaces.Dict({"action_mask": spaces.MultiBinary(3), "board": board})
+    model = {"conv_filters": [[4, 3, 1]], "post_fcnet_hiddens": [8]}
+    fast, slow = (replay_policy("dqn", space, fast_cpu=f, model=model) for f in (True, False))
+    assert fast.learns_with == "NumPy"
+    rows = transitions(fast, 32)
+    masks = np.random.default_rng(1).integers(0, 2, (32, 3))
+    masks[np.arange(32), rows.actions] = 1
+    rows.obs[:, :3] = rows.next_obs[:, :3] = masks
+    for policy in (fast, slow):
+        policy.backward(rows)
+    close(fast.flat.get_grads(), slow.flat.get_grads())
+
+
 @pytest.mark.parametrize(("size", "described"), [(15, "NumPy"), (16, UNSUPPORTED)])
 def test_large_images_learn_in_torch(size: int, described: str) -> None:
     """The limit lies between 13 * 13 * 90 and 14 * 14 * 90 numbers under filters."""
