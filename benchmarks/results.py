@@ -474,7 +474,13 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
-    "simple_spread_v3": Task(300_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
+    "simple_spread_v3": Task(
+        300_000,
+        (
+            Cell("SyncPPO, one shared policy", "simple_spread_ppo"),
+            Cell("RLlib 2.60 PPO, one shared policy", "rllib:result-simple-spread"),
+        ),
+    ),
     "simple_spread_v3, evaluated": Task(
         50_000,
         (
