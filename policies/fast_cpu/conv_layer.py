@@ -179,7 +179,8 @@ def image_shape(encoder: ImageEncoder) -> ImageShape:
     """The shape of the images that an encoder gets."""
     shape, last = encoder.part.space.shape, encoder.channels_last
     assert shape is not None
-    return ImageShape(shape[2] if last else shape[0], *encoder.image_size, last)
+    height, width = encoder.image_size
+    return ImageShape(shape[2] if last else shape[0], height, width, last)
 
 
 def are_supported(convs: Iterable[nn.Conv2d], shape: ImageShape) -> bool:

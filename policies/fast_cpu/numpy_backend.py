@@ -45,7 +45,7 @@ def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork | CNNNetwork]:
     on_cpu = next(network.parameters()).device.type == "cpu"
     if not on_cpu or not all(type(m) in _MODULES and runs_as_written(m) for m in network.modules()):
         return False
-    if isinstance(network, MLPNetwork):
+    if not isinstance(network, CNNNetwork):
         return True
     shape = image_shape(network.encoder)
     return all(
