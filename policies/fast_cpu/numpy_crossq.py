@@ -24,7 +24,7 @@ from polopt.common.overrides import runs_as_written
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
 from polopt.policies.fast_cpu.linear_layer import LinearLayer, affine, column_sums, product
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, why_not_small
-from polopt.policies.fast_cpu.numpy_mlp import before_activation, flat_rows
+from polopt.policies.fast_cpu.numpy_network import before_activation, flat_rows
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
 from polopt.policies.fast_cpu.numpy_sac import (
     Sample,

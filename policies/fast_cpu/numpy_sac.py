@@ -16,8 +16,8 @@ import numpy as np
 
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
 from polopt.policies.fast_cpu.linear_layer import padded
-from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
-from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, flat_rows, value_layers
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_mlp, why_not_small
+from polopt.policies.fast_cpu.numpy_network import Layers, acting_layers, flat_rows, value_layers
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
 from polopt.policies.fast_cpu.side_by_side import side_by_side
 
@@ -57,7 +57,7 @@ def _layers(policy: Any) -> tuple[SACLayers] | str:
     targets = segments.get("target_critics", segments["critics"])
     both: list[Any] = [part.module.networks for part in (segments["critics"], targets)]
     networks = [policy.model, *both[0], *both[1]]
-    if not all(is_supported(network) for network in networks):
+    if not all(is_mlp(network) for network in networks):
         return UNSUPPORTED
     critics, target_critics = ([value_layers(network) for network in part] for part in both)
     layers = SACLayers(acting_layers(policy.model), critics, target_critics)
