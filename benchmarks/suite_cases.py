@@ -65,6 +65,8 @@ _LOOPS = {
     "crossq": ("CrossQ", 1.2, 1.5),
     "dqn": ("DQN", 2.0, 2.0),
 }
+#: The rows of a batch of DQN with MinAtar's network, by the case of the whole loop.
+_BREAKOUT_LOOPS = {"breakout": 32, "breakout128": 128}
 
 CASES = (
     *(
@@ -78,6 +80,17 @@ CASES = (
             ),
         )
         for name, (title, *goals) in _LOOPS.items()
+        for cores in ("one-core", "two-cores")
+    ),
+    *(
+        Case(
+            f"loop-{name}-{cores}",
+            f"SyncReplay, DQN on MinAtar's Breakout, batches of {rows}, one process with "
+            + cores.replace("-", " "),
+            f"loop-{name}-{cores}",
+            (Opponent("sb3", (f"loop-{name}-{cores}",), 1.5),),
+        )
+        for name, rows in _BREAKOUT_LOOPS.items()
         for cores in ("one-core", "two-cores")
     ),
     Case(

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from simulated_channel import (
     Script,
@@ -28,7 +27,6 @@ from toy_envs import POLICIES, Drift
 from polopt.common.sample_batch import SampleBatch
 from polopt.common.weights import Weights
 from polopt.optimizers.policy_optimizer import PolicyOptimizer
-from polopt.policies import fragment_policy
 from polopt.policies.ppo import PPOPolicy
 from polopt.rollouts.envs.env_sources import resolve_env
 from polopt.rollouts.envs.vector_env import probe_env
@@ -288,28 +286,6 @@ class SlowSecondWorkerDrift(Drift):
         if self.context.worker_index == 2:
             time.sleep(0.05)
         return super().step(action)
-
-
-class OwnAdvantagesPPO(PPOPolicy):
-    """A wrong variant, in which each learner standardises its advantages by its own rows."""
-
-    def training_rows(self, batch: SampleBatch, reducer: Any = None) -> dict[str, np.ndarray]:
-        return super().training_rows(batch)
-
-
-class UnweightedPPO(PPOPolicy):
-    """A wrong variant, which computes the unweighted mean over learners, although they have
-    different numbers of rows."""
-
-    def learn_on_batch(self, batch: SampleBatch, reducer: Any = None) -> dict[str, float]:
-        right = fragment_policy.reduce_gradient
-        fragment_policy.reduce_gradient = lambda policy, _, stats, group: right(
-            policy, 1, stats, group
-        )
-        try:
-            return super().learn_on_batch(batch, reducer)
-        finally:
-            fragment_policy.reduce_gradient = right
 
 
 class StallingPPO(PPOPolicy):

@@ -51,6 +51,8 @@ class LinearLayer:
     def __init__(self, linear: nn.Linear, relu: bool) -> None:
         self.weight: np.ndarray = linear.weight.detach().numpy()  # [out, in]
         self.bias: np.ndarray = linear.bias.detach().numpy()
+        #: The number of multiplications of a forward pass for one row.
+        self.work = self.weight.size
         #: With fewer rows than this number, `affine` uses NumPy.
         self.many = math.ceil(_MIN_FUSED / self.weight.size)
         #: Zeros `[out]` if ReLU follows. With an array of zeros, NumPy computes a maximum three

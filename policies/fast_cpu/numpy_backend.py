@@ -11,10 +11,11 @@ from torch import nn
 from polopt.common.overrides import runs_as_written
 from polopt.common.threads import blas_threads
 from polopt.policies.fast_cpu.closed_forms import find_closed_form
+from polopt.policies.fast_cpu.conv_layer import are_supported, image_shape
 from polopt.policies.fast_cpu.loss_terms import loss_terms_of
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
-from polopt.policies.networks.actor_critics import MaskedNetwork, MLPNetwork
+from polopt.policies.fast_cpu.numpy_network import NumpyNetwork
+from polopt.policies.networks.actor_critics import CNNNetwork, MaskedNetwork, MLPNetwork
 from polopt.policies.networks.backend import Backend, Rows
 from polopt.policies.networks.network import Network
 
@@ -25,20 +26,37 @@ MAX_PARAMETERS = 2_000_000
 #: Why a policy learns in torch.
 UNSUPPORTED = "NumPy does not support the network"
 #: The modules of the networks that NumPy supports.
-_MODULES = (MLPNetwork, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU)
+_MODULES = (
+    *(MLPNetwork, CNNNetwork, nn.Sequential, nn.Linear, nn.Tanh, nn.ReLU),
+    *(nn.Conv2d, nn.Flatten),
+)
 
 
-def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork]:
-    """Whether `NumpyMLP` supports `network`.
+def is_supported(network: nn.Module) -> TypeGuard[MLPNetwork | CNNNetwork]:
+    """Whether `NumpyNetwork` supports `network`.
 
-    The network must be an `MLPNetwork` on the CPU, with tanh or ReLU, and without memory and layer
-    normalisation. A subclass of `MLPNetwork` or of a layer is not supported, because it may compute
-    something else. A network with hooks is not supported either.
+    The network must be an `MLPNetwork` with tanh or ReLU, or a `CNNNetwork` with small images,
+    on the CPU, and without memory and layer normalisation. A subclass of a network or of a layer is
+    not supported, because it may compute something else. A network with hooks is not supported
+    either.
     """
-    if type(network) is not MLPNetwork or network.state_size:
+    if type(network) not in (MLPNetwork, CNNNetwork) or network.state_size:
         return False
     on_cpu = next(network.parameters()).device.type == "cpu"
-    return on_cpu and all(type(m) in _MODULES and runs_as_written(m) for m in network.modules())
+    if not on_cpu or not all(type(m) in _MODULES and runs_as_written(m) for m in network.modules()):
+        return False
+    if not isinstance(network, CNNNetwork):
+        return True
+    shape = image_shape(network.encoder)
+    return all(
+        are_supported((m for m in trunk if isinstance(m, nn.Conv2d)), shape)
+        for trunk in (network.policy_trunk, network.value_trunk)
+    )
+
+
+def is_mlp(network: nn.Module) -> TypeGuard[MLPNetwork]:
+    """Whether `network` is an MLP that `NumpyNetwork` supports."""
+    return type(network) is MLPNetwork and is_supported(network)
 
 
 def why_not_small(*networks: nn.Module) -> str:
@@ -51,13 +69,13 @@ def why_not_small(*networks: nn.Module) -> str:
     return "BLAS has several threads" if blas_threads() != 1 else ""
 
 
-def numpy_network(network: nn.Module) -> NumpyMLP | NumpyMasked | None:
+def numpy_network(network: nn.Module) -> NumpyNetwork | NumpyMasked | None:
     """Returns a NumPy version of a network with or without an action mask. Returns None if NumPy
     does not support the network."""
     if type(network) is MaskedNetwork:
         inner = numpy_network(network.network)
         return None if inner is None else NumpyMasked(inner, network)
-    return NumpyMLP(network) if is_supported(network) else None
+    return NumpyNetwork(network) if is_supported(network) else None
 
 
 def numpy_backend(policy: Any) -> Callable[[Network], Backend]:
@@ -86,7 +104,7 @@ class NumpyBackend(Backend):
         policy: the policy that acts or learns with the network.
     """
 
-    def __init__(self, network: Network, in_numpy: NumpyMLP | NumpyMasked, policy: Any) -> None:
+    def __init__(self, network: Network, in_numpy: NumpyNetwork | NumpyMasked, policy: Any) -> None:
         super().__init__(network, policy)
         self._network = in_numpy
         self._terms_of = loss_terms_of(policy.dist)

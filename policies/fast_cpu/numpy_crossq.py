@@ -17,13 +17,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import nn
 
 from polopt.common.overrides import runs_as_written
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
 from polopt.policies.fast_cpu.linear_layer import LinearLayer, affine, column_sums, product
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, why_not_small
-from polopt.policies.fast_cpu.numpy_mlp import flat_rows, slope
+from polopt.policies.fast_cpu.numpy_network import before_activation, flat_rows
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
 from polopt.policies.fast_cpu.numpy_sac import (
     Sample,
@@ -125,33 +126,39 @@ class NormedLayer:
             is False.
         """
         count, weight = len(gradient), self.linear.weight
+        # Sums over the batch of the gradient with respect to the normalised inputs, and below of
+        # its product with the centred inputs.
+        sums = column_sums(gradient)
+        by_offset = sums.dot(weight)
         pieces = [partial(product, count, gradient.T, done.centred)]
         if needed:
-            pieces.append(partial(product, count, gradient, done.scaled))
+            shift = -done.scale * by_offset / count
+            pieces.append(partial(affine, gradient, done.scaled.T, shift, None))
         by_scaled, *found = side_by_side(count * weight.size, *pieces)
-        sums = column_sums(gradient)
-        # Sums over the batch of the gradient with respect to the normalised inputs, and of its
-        # product with the centred inputs.
-        by_offset = sums.dot(weight)
         by_scale = np.einsum("oi,oi->i", weight, by_scaled)
         by_weight, by_bias = self._grads
         by_weight += done.ratio / done.deviation * by_scale + done.shift * by_offset
         by_bias += by_offset
         by_weight, by_bias = self.linear.grads
-        by_scaled *= done.scale
-        by_weight += by_scaled
-        by_weight += sums[:, None] * done.offset
+        _add_product(by_weight, by_scaled, done.scale)
+        _add_product(by_weight, sums[:, None], done.offset)
         by_bias += sums
         if not needed:
             return gradient
         by_inputs: np.ndarray = found[0]
-        by_inputs -= done.scale * by_offset / count
-        by_inputs -= done.centred * (done.scale * by_scale / (count * done.deviation**2))
+        slope = -done.scale * by_scale / (count * done.deviation**2)
+        _add_product(by_inputs, done.centred, slope)
         return by_inputs
 
     def _scale_of_running(self) -> np.ndarray:
         scale: np.ndarray = self._weight / np.sqrt(self._variance + np.float32(self._norm.epsilon))
         return scale
+
+
+def _add_product(total: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    """Adds `a * b`, with broadcasting, to `total`. torch needs one pass over memory, and takes half
+    as long as NumPy for 256x256 numbers."""
+    torch.from_numpy(total).addcmul_(torch.from_numpy(a), torch.from_numpy(b))
 
 
 class NormedLayers:
@@ -191,7 +198,7 @@ class NormedLayers:
         """
         for i in reversed(range(len(self.steps))):
             if i + 1 < len(self.steps):
-                gradient = gradient * slope(done[i + 1], self._relu)
+                gradient = before_activation(gradient, done[i + 1], self._relu)
             gradient = self.steps[i].by_inputs(gradient)
         return gradient
 
@@ -216,7 +223,7 @@ class NormedLayers:
         """
         for i in reversed(range(len(self.steps))):
             if i + 1 < len(self.steps):
-                gradient = gradient * slope(outputs[i], self._relu)
+                gradient = before_activation(gradient, outputs[i], self._relu)
             gradient = self.steps[i].backward(trained[i], gradient, needed=i > 0)
 
     def _activated(self, step: NormedLayer, out: np.ndarray) -> np.ndarray:

@@ -15,7 +15,7 @@ class NumpyMasked:
     `MaskedNetwork`. Masked outputs have no gradient.
 
     Args:
-        inner: the `NumpyMLP` or `NumpyQNetwork` of `network.network`.
+        inner: the `NumpyNetwork` or `NumpyQNetwork` of `network.network`.
         network: the masked network in torch. It has the position of the mask.
     """
 

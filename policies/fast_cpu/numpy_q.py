@@ -13,22 +13,22 @@ from polopt.common.overrides import runs_as_written
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
 from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
 from polopt.policies.fast_cpu.numpy_masked import NumpyMasked
-from polopt.policies.fast_cpu.numpy_mlp import Activations, NumpyMLP
+from polopt.policies.fast_cpu.numpy_network import Activations, NumpyNetwork
 from polopt.policies.fast_cpu.side_by_side import side_by_side
 from polopt.policies.networks.actor_critics import MaskedNetwork
 from polopt.policies.networks.q_network import QNetwork
 
 
 class NumpyQNetwork:
-    """Computes the outputs and the gradients of a `QNetwork` over an MLP.
+    """Computes the outputs and the gradients of a `QNetwork`.
 
     Args:
-        network: a Q-network on the CPU over an MLP that `NumpyMLP` supports.
+        network: a Q-network on the CPU over a network that `NumpyNetwork` supports.
     """
 
     def __init__(self, network: QNetwork) -> None:
-        self._mlp = NumpyMLP(network.network)  # type: ignore[arg-type]
-        self.work = self._mlp.work
+        self._network = NumpyNetwork(network.network)  # type: ignore[arg-type]
+        self.work = self._network.work
         self._dueling = network.dueling
         size: Any = network.network.policy_head.out_features  # type: ignore[union-attr]
         # A product with one of these vectors is faster than a sum or mean over the second axis.
@@ -37,11 +37,11 @@ class NumpyQNetwork:
 
     def action_params(self, obs: np.ndarray) -> np.ndarray:
         """Q-values `[N, n]` float32 of observations `[N, ...]`."""
-        return self.forward(obs)[0] if self._dueling else self._mlp.action_params(obs)
+        return self.forward(obs)[0] if self._dueling else self._network.action_params(obs)
 
     def forward(self, obs: np.ndarray) -> tuple[np.ndarray, Activations]:
         """Computes Q-values `[B, n]`, and the activations for `backward`."""
-        q, values, done = self._mlp.forward(obs)
+        q, values, done = self._network.forward(obs)
         if self._dueling:
             q += (values - q.dot(self._average))[:, None]
         return q, done
@@ -54,10 +54,10 @@ class NumpyQNetwork:
             by_q: gradient of the loss with respect to the Q-values, `[B, n]`.
         """
         if not self._dueling:
-            self._mlp.backward(done, by_q, None)
+            self._network.backward(done, by_q, None)
             return
         by_advantages = by_q - by_q.dot(self._average)[:, None]
-        self._mlp.backward(done, by_advantages, by_q.dot(self._ones))
+        self._network.backward(done, by_advantages, by_q.dot(self._ones))
 
 
 def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
@@ -71,10 +71,10 @@ def numpy_q_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | None:
     return NumpyQNetwork(network) if is_supported(network.network) else None
 
 
-def acting_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | NumpyMLP | None:
+def acting_network(network: nn.Module) -> NumpyQNetwork | NumpyMasked | NumpyNetwork | None:
     """Returns a NumPy version of the network with which a `ReplayPolicy` acts, or None if NumPy
     does not support the network."""
-    return NumpyMLP(network) if is_supported(network) else numpy_q_network(network)
+    return NumpyNetwork(network) if is_supported(network) else numpy_q_network(network)
 
 
 def _networks(policy: Any) -> tuple[Any, ...] | str:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from polopt.policies.fast_cpu.closed_forms import OF_REPLAY_POLICIES, closed_form_of
-from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_supported, why_not_small
-from polopt.policies.fast_cpu.numpy_mlp import Layers, acting_layers, flat_rows, value_layers
+from polopt.policies.fast_cpu.numpy_backend import UNSUPPORTED, is_mlp, why_not_small
+from polopt.policies.fast_cpu.numpy_network import Layers, acting_layers, flat_rows, value_layers
 from polopt.policies.fast_cpu.numpy_q import discounted, value_stats_of
 from polopt.policies.fast_cpu.side_by_side import side_by_side
 
@@ -31,7 +31,7 @@ def _layers(policy: Any) -> tuple[TD3Layers] | str:
         for name in ("network", "target_network", "critics", "target_critics")
     )
     networks = [*critics.networks, *target_critics.networks]
-    if not all(is_supported(network) for network in (actor, target_actor, *networks)):
+    if not all(is_mlp(network) for network in (actor, target_actor, *networks)):
         return UNSUPPORTED
     of_critics, of_targets = (
         [value_layers(network) for network in part.networks] for part in (critics, target_critics)

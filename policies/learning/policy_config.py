@@ -27,9 +27,10 @@ class PolicyConfig(Config):
         grad_clip: the largest global norm of a gradient. A larger gradient is scaled down to this
             norm. `None` disables clipping.
         fast_cpu: whether to use faster code that gives the same results up to rounding. With True,
-            multi-layer perceptrons on the CPU act in NumPy if they have tanh or ReLU, no LSTM and
-            no layer normalisation. They also learn in NumPy if BLAS has one thread, the policy has
-            a closed form of its loss gradients, and the network has at most 2,000,000 parameters.
+            networks on the CPU act in NumPy if they are multi-layer perceptrons with tanh or ReLU,
+            or convolutions over a small image, such as MinAtar's, without an LSTM and without layer
+            normalisation. They also learn in NumPy if BLAS has one thread, the policy has a closed
+            form of its loss gradients, and the network has at most 2,000,000 parameters.
             Environments that are stepped one after another also have faster code. With False,
             networks use torch, and environments use `SyncVectorEnv` of Gymnasium.
         normalize_actions: whether to map actions of the policy from [-1, 1] to the bounds of a Box.

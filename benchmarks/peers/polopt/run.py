@@ -155,6 +155,21 @@ LOOPS: dict[str, dict[str, Any]] = {
     },
     **{
         name: {
+            **BREAKOUT,
+            "optimizer": "sync_replay",
+            "policy": "dqn",
+            "train_batch_size": rows,
+            "training_intensity": rows / 4,
+            "rollout_fragment_length": 4,
+            "buffer_size": 100_000,
+            "dueling": False,
+            "double_q": False,
+            "model": {},
+        }
+        for name, rows in (("breakout", 32), ("breakout128", 128))
+    },
+    **{
+        name: {
             "env": "HalfCheetah-v5",
             "optimizer": "sync_replay",
             "policy": name,

@@ -20,7 +20,9 @@ units. torch has one thread, and Gymnasium's checker is off.
   `breakout_dqn` in `benchmarks/results.py`. CrossQ has the defaults of sb3-contrib.
 - `loop-*`: whole training loops with 256x256 units and one environment. SAC, TD3 and CrossQ make an
   update of 256 rows for each step of HalfCheetah-v5. DQN makes an update of 128 rows for 4 steps of
-  CartPole-v1. `-one-core`: the process has one core. `-two-cores`: torch has two threads.
+  CartPole-v1. `loop-breakout*`: DQN on MinAtar's Breakout with the CNN of MinAtar's paper, and
+  updates of 32 rows, or 128 rows (`loop-breakout128*`), for 4 steps. `-one-core`: the process has
+  one core. `-two-cores`: torch has two threads.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. PPO learns for
   100,000 steps with a decreasing learning rate and clip range.
 """
@@ -158,6 +160,10 @@ def train(args: argparse.Namespace) -> dict[str, Any]:
 LOOPS: dict[str, dict[str, Any]] = {
     "dqn": {"batch_size": 128, "train_freq": 4, "gradient_steps": 1},
     **{
+        name: {"batch_size": rows, "train_freq": 4, "gradient_steps": 1, "buffer_size": 100_000}
+        for name, rows in (("breakout", 32), ("breakout128", 128))
+    },
+    **{
         name: {"batch_size": 256, "train_freq": 1, "gradient_steps": 1}
         for name in ("sac", "td3", "crossq")
     },
@@ -173,11 +179,13 @@ def loop_of(args: argparse.Namespace, classes: dict[str, Any]) -> dict[str, Any]
         classes: the classes of the algorithms by name.
     """
     name = args.case.split("-")[1]
-    envs = make_envs("CartPole-v1" if name == "dqn" else ENVS["halfcheetah"], 1, args.seed)
-    model = classes[name](
+    on_breakout = name.startswith("breakout")
+    env = "CartPole-v1" if name == "dqn" else ENVS["breakout" if on_breakout else "halfcheetah"]
+    envs = make_envs(env, 1, args.seed)
+    model = classes["dqn" if on_breakout else name](
         "MlpPolicy",
         envs,
-        policy_kwargs={"net_arch": [256, 256]},
+        policy_kwargs=MINATAR_MODEL if on_breakout else {"net_arch": [256, 256]},
         learning_starts=1000,
         seed=args.seed,
         **LOOPS[name],

@@ -14,6 +14,7 @@ from policy_helpers import (
     LOSSES,
     MODELS,
     FakeEnv,
+    every_model,
     every_policy,
     make_batch,
     moved,
@@ -33,12 +34,9 @@ from polopt.policies.fast_cpu.closed_forms import (
     find_closed_form,
     ppo,
 )
-from polopt.policies.fast_cpu.numpy_mlp import NumpyMLP
+from polopt.policies.fast_cpu.numpy_network import NumpyNetwork, before_activation
 from polopt.policies.policy import Policy
 from polopt.policies.ppo import PPOConfig, PPOPolicy
-
-MLPS = [key for key in MODELS if "convolutions" not in key]
-every_mlp = pytest.mark.parametrize("key", MLPS)
 
 
 def both(key: str, name: str, **options: Any) -> tuple[Policy, Policy]:
@@ -68,14 +66,14 @@ def assert_same_gradient(fast: Policy, slow: Policy) -> None:
     assert_close(fast.flat.get_grads(), slow.flat.get_grads())
 
 
-@every_mlp
+@every_model
 @pytest.mark.parametrize("losses", LOSSES)
 def test_gradients_are_equal(key: str, losses: str) -> None:
     name, options = LOSSES[losses]
     assert_same_gradient(*both(key, name, **options))
 
 
-@every_mlp
+@every_model
 @pytest.mark.parametrize("losses", LOSSES)
 def test_updates_are_equal(key: str, losses: str) -> None:
     name, options = LOSSES[losses]
@@ -101,7 +99,7 @@ def test_updates_are_equal(key: str, losses: str) -> None:
     assert fast.get_weights()[1:] == slow.get_weights()[1:]
 
 
-@every_mlp
+@every_model
 def test_acting_is_equal(key: str) -> None:
     fast, slow = (moved(policy) for policy in both(key, "a2c"))
     obs = observations_for(fast, 64)
@@ -118,7 +116,7 @@ def test_acting_is_equal(key: str) -> None:
 
 
 @every_policy
-@every_mlp
+@every_model
 def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
     policy, slow = both(key, name)
     calls: list[Tensor] = []
@@ -129,7 +127,7 @@ def test_closed_forms_do_not_use_torch(key: str, name: str) -> None:
         assert calls != []
 
 
-@every_mlp
+@every_model
 def test_acting_does_not_use_torch(key: str) -> None:
     calls: list[Tensor] = []
     for policy, uses in zip(both(key, "a2c"), (False, True), strict=True):
@@ -282,7 +280,7 @@ def test_wrong_loss_gradients_are_detected(term: str) -> None:
         assert_same_gradient(ppo_of(WrongPPO, **options), slow)
 
 
-@every_mlp
+@every_model
 def test_backward_has_a_gradient_for_each_weight(key: str) -> None:
     """The loss has a different coefficient for each output."""
     policy = moved(policy_of(key))
@@ -290,7 +288,7 @@ def test_backward_has_a_gradient_for_each_weight(key: str) -> None:
     rng = np.random.default_rng(0)
     by_params = rng.normal(size=(32, policy.dist.num_params)).astype(np.float32)
     by_values = rng.normal(size=32).astype(np.float32)
-    network = NumpyMLP(policy.model)
+    network = NumpyNetwork(policy.model)
     policy.flat.zero_grads()
     for _ in range(2):  # `backward` adds to the gradients
         network.backward(network.forward(obs)[2], by_params, by_values)
@@ -368,3 +366,18 @@ def test_closed_forms_make_no_tensors_of_columns(monkeypatch: pytest.MonkeyPatch
     policy.learn_on_batch(batch)
     assert policy.version > 0
     assert not made
+
+
+@pytest.mark.parametrize("rows", [3, 300])
+@pytest.mark.parametrize("relu", [True, False])
+def test_gradient_before_an_activation_equals_autograd(rows: int, relu: bool) -> None:
+    """Arrays of 300 x 128 numbers are large enough for torch."""
+    rng = np.random.default_rng(0)
+    x = torch.from_numpy(rng.standard_normal((rows, 128), dtype=np.float32)).requires_grad_()
+    with torch.no_grad():
+        x[0] = 0.0
+    gradient = rng.standard_normal((rows, 128), dtype=np.float32)
+    out = torch.relu(x) if relu else torch.tanh(x)
+    out.backward(torch.from_numpy(gradient.copy()))
+    found = before_activation(gradient, out.detach().numpy(), relu)
+    np.testing.assert_allclose(found, x.grad, rtol=1e-6, atol=1e-7)

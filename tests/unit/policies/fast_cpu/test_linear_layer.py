@@ -104,7 +104,7 @@ def test_sac_learns_the_same_in_onednn(monkeypatch: pytest.MonkeyPatch) -> None:
             weights.append(policy.flat.get_grads())
             products.append(len(calls))
     assert products[0] == 0
-    assert products[1] > 14  # 14 with the whole batch
+    assert products[1] > 12  # 12 with the whole batch
     np.testing.assert_allclose(*weights, rtol=1e-3, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import threadpoolctl
 import torch
+from gymnasium import spaces
 from onednn import onednn_calls
 from policy_helpers import make_batch, small_policy
 from replay_helpers import replay_policy, transitions
@@ -223,6 +224,15 @@ def test_weights_do_not_depend_on_the_number_of_threads(name: str, shared: bool)
         found, num_pieces = weights_after(name, limit, **options)
         assert num_pieces >= 3
         np.testing.assert_array_equal(found, alone)
+
+
+def test_weights_of_convolutions_do_not_depend_on_the_number_of_threads() -> None:
+    options: dict[str, Any] = {"observation_space": spaces.Box(0, 255, (5, 6, 3), np.uint8)}
+    options |= {"model": {"conv_filters": [[4, 3, 1, 1], [5, 2, 1]], "post_fcnet_hiddens": [8]}}
+    alone, _ = weights_after("dqn", 1, **options)
+    found, num_pieces = weights_after("dqn", 2, **options)
+    assert num_pieces >= 3
+    np.testing.assert_array_equal(found, alone)
 
 
 @pytest.mark.parametrize("name", ["sac", "ppo"])
