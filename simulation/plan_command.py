@@ -133,7 +133,9 @@ def choices_for(
                 continue
             try:
                 variant = read(preset, [f"env={env}", *changes, *own])
-                calibration = calibrate(variant.experiment, share_s / 2, messages=messages)
+                calibration = calibrate(
+                    variant.experiment, share_s / 2, messages=messages, sharing=most_workers / cores
+                )
                 if messages is None:  # the start of the first workers is not its time
                     messages = calibration.costs
                     until_s = time.monotonic() + own_s

@@ -85,8 +85,8 @@ class Prediction:
         driver_busy, cores_busy: shares, see `Outcome`.
         bottleneck: what limits the rate.
         start_up_s: seconds until all workers have started.
-        oversubscribed: number of processes for each core of the busiest node, if more than one
-            process computes there for each core. 0 otherwise.
+        oversubscribed: number of processes for each core of the busiest node, if it has more
+            workers than cores. 0 otherwise.
     """
 
     workers: int
@@ -141,8 +141,10 @@ def simulate(
         options = options.model_copy(update={"learning_starts": soon})
     cls: Any = experiment.optimizer_class
     cls.check_options(rollout, options)
-    if -(-workers // machines.nodes) > machines.cores:
-        costs = costs.on_shared_cores()
+    per_core = -(-workers // machines.nodes) / machines.cores
+    if per_core > 1.0:
+        own_code *= costs.crowding(per_core)
+        costs = costs.on_shared_cores(per_core)
     link = Link(machines.latency_s, machines.bandwidth)
     scene = Scene(costs, [machines.cores] * machines.nodes, link, own_code)
     early = getattr(options, "fraction_workers", 1.0) < 1.0
@@ -295,10 +297,6 @@ def _prediction(
     )
     costs = calibration.costs
     on_first = -(-count // machines.nodes)
-    computing = costs.step_cpu_s.sum() / max(
-        1e-12, costs.step_cpu_s.sum() + costs.step_wait_s.sum()
-    )
-    load = (on_first * computing + 1) / machines.cores
     return Prediction(
         workers=count,
         env_steps_per_s=rate,
@@ -313,7 +311,7 @@ def _prediction(
         cores_busy=cores,
         bottleneck=bottleneck(count, driver, learning, cores, link, phases["idle"]),
         start_up_s=costs.start_s * max(1.0, on_first / machines.cores),
-        oversubscribed=load if load > 1.0 else 0.0,
+        oversubscribed=(on_first + 1) / machines.cores if on_first > machines.cores else 0.0,
     )
 
 
