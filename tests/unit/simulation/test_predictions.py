@@ -252,22 +252,32 @@ def test_a_task_is_planned_and_its_grid_measured_once(monkeypatch: pytest.Monkey
         grids.read_way("no strategy fits")
     store: dict[str, Any] = {}
     asked: list[tuple[str, float]] = []
-    rates = dict(zip(map(str, grids.grid()), range(100, 1000), strict=False)) | {str(first): 115.0}
+    ways = grids.grid("Acrobot-v1")
+    assert max(way.options["num_workers"] for way in grids.grid(grids.SLEEPING)) == 16
+    rates = dict(zip(map(str, ways), range(100, 1000), strict=False)) | {str(first): 115.0}
+    failing, others = {str(ways[3])}, 0.0
 
     def measure(way: Any, seconds: float) -> dict[str, Any]:
         asked.append((str(way), seconds))
-        return {"rate": rates[str(way)]}
+        if str(way) in failing:
+            raise RuntimeError("no update within a minute")
+        return {"rate": rates[str(way)], "others": others}
 
     def task() -> None:
         row = {"preset": "A3C", "options": options, "predicted": 117.0}
-        grids.run_task("Acrobot", store, grids.grid(), lambda: row, measure, 2.0, lambda: None)
+        grids.run_task("Acrobot", store, ways, lambda: row, measure, 2.0, lambda: None)
 
     task()
-    best = [str(way) for way in grids.grid()[: -grids.BEST - 1 : -1]]
+    best = [str(way) for way in ways[: -grids.BEST - 1 : -1]]
     assert asked[-4:] == [(str(first), 6.0), *((way, 6.0) for way in best)]
+    assert "no update" in store[f"grid Acrobot: {ways[3]}"]["failed"], "the others are measured"
+    failing.clear()
     count = len(asked)
     task()
-    assert len(asked) == count, "nothing is repeated"
+    assert asked[count:] == [(str(ways[3]), 2.0)], "only what failed is repeated"
+    store[f"grid Acrobot: {ways[0]}"]["others"] = 1.0
+    task()
+    assert asked[count + 1 :] == [(str(ways[0]), 2.0)], "other programs ran meanwhile"
     found = grids.verdict("Acrobot", store)
     assert (found["best"], found["best_rate"], found["good"]) == (best[0], 123, True)
     store[f"again Acrobot: {first}"] = {"rate": 110.0}
