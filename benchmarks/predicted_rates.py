@@ -412,8 +412,12 @@ def table(store: dict[str, Any]) -> list[str]:
     if not pairs:
         return ["No run was measured yet."]
     total = sum(len(strategies_of(stage)) * len(counts) for stage, counts in STAGES.items())
+    old = sum(pair.said.get("model", 1) != MODEL for pair in pairs)
+    of_old = (
+        f" {old} of them were predicted by an earlier model than the present one." if old else ""
+    )
     lines = [
-        f"{len(pairs)} of {total} cases were measured.",
+        f"{len(pairs)} of {total} cases were measured.{of_old}",
         "",
         "| environment | cases | median error | worst | within 15% | median error of one worker's "
         "rate times N | worst |",
