@@ -217,15 +217,8 @@ class Costs:
             return float(np.exp(self.spread * rng.standard_normal()))
 
         learn, message = factor(), factor()
-        # The factor of crowded caches is known for one kind of work. Other work loses between
-        # nothing and all of its data, which is what `cold` measures.
-        most = max([self.message.cold, *(value for _, value in self.crowded)])
-        crowding = most ** float(np.clip(rng.standard_normal() / 2.0, -1.0, 1.0))
         drawn = dataclasses.replace(
-            self,
-            step_cpu_s=self.step_cpu_s[places],
-            step_wait_s=self.step_wait_s[places],
-            crowded=tuple((count, max(1.0, value * crowding)) for count, value in self.crowded),
+            self, step_cpu_s=self.step_cpu_s[places], step_wait_s=self.step_wait_s[places]
         )
         remote = self.remote_message
         return dataclasses.replace(
@@ -241,6 +234,13 @@ class Costs:
             return 1.0
         counts, factors = zip((1, 1.0), *self.crowded, strict=True)
         return float(np.interp(per_core, counts, factors))
+
+    def bounds_of_crowding(self) -> tuple[Costs, Costs]:
+        """Returns costs with the least and the largest factor of `crowded` that work may have. The
+        factor was measured for fragments and gradients. Other work may lose nothing, or may in
+        addition be as slow as the driver after a wait."""
+        most = tuple((count, factor * self.message.cold) for count, factor in self.crowded)
+        return dataclasses.replace(self, crowded=()), dataclasses.replace(self, crowded=most)
 
     def on_shared_cores(self, per_core: float) -> Costs:
         """Returns the costs on nodes with more workers than cores, see `crowded`."""

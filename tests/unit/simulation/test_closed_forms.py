@@ -173,16 +173,6 @@ def test_a_fragment_that_a_shard_fetches_costs_processor_time() -> None:
     assert rate == near(STEPS / fetch_s, 0.1)
 
 
-def test_intervals_are_wider_where_cores_are_shared() -> None:
-    message = MessageCosts(cold=2.0)
-    busy = calibrated("A3C", STEPS, compute_s=STEP_S, crowded=((2, 1.2),), message=message)
-    drawn = [busy.costs.resampled(np.random.default_rng(seed)) for seed in range(50)]
-    factors = [costs.crowding(4.0) for costs in drawn]
-    assert min(factors) == 1.0
-    assert 1.6 < max(factors) <= 2.4, "all data are lost"
-    assert {costs.crowding(1.0) for costs in drawn} == {1.0}
-
-
 def test_computing_workers_share_the_cores() -> None:
     busy = calibrated("A3C", STEPS, compute_s=STEP_S)
     assert outcome(busy, 8, Machines(cores=2)).env_steps_per_s == near(2 / STEP_S)

@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import worker_config
-from simulated_toys import MANY, calibrated
+from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.common.config import ConfigError
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
 from polopt.simulation import predictions
 from polopt.simulation.calibration import check_supported, sample_and_learn
-from polopt.simulation.costs import Costs, Curve, Learning
+from polopt.simulation.costs import Costs, Curve, Learning, MessageCosts
 from polopt.simulation.plan_command import Choice, grown, rank, reason
 from polopt.simulation.predict_function import predict
-from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
+from polopt.simulation.predictions import (
+    Machines,
+    Prediction,
+    bottleneck,
+    predict_with,
+    saturation,
+)
 from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
@@ -125,6 +131,26 @@ def test_the_rate_of_one_worker_is_the_base_of_the_efficiency(
     assert found.oversubscribed == 0.0
     with pytest.raises(ConfigError, match="got 0"):
         predict_with(calibration, [0], MANY)
+
+
+def test_an_interval_covers_caches_that_lose_more_than_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(predictions, "LEAST_ANSWERS", 100)
+    monkeypatch.setattr(predictions, "MANY_ANSWERS", 100)
+    waits = np.random.default_rng(0).exponential(0.01, 5000)
+    message = MessageCosts(cold=2.0)
+    calibration = calibrated(
+        "A3C", wait_s=waits, compute_s=0.01, crowded=((2, 1.2),), message=message
+    )
+    two = Machines(cores=2.0)
+    (found,) = predict_with(calibration, [4], two, repeats=2)
+    assert found.oversubscribed == 2.5
+    for factor in (1.1, 2.2):
+        truth = outcome(with_costs(calibration, crowded=((2, factor),)), 4, two)
+        assert found.low < truth.env_steps_per_s < found.high
+    measured = outcome(calibration, 4, two).env_steps_per_s
+    assert found.env_steps_per_s == pytest.approx(measured, rel=0.1), "only the interval changes"
 
 
 def test_the_rate_saturates_where_its_plateau_meets_the_first_line() -> None:
