@@ -114,7 +114,8 @@ def calibrate(
         nodes: with more than one, calls through Ray are also measured, because processes on other
             nodes are called in this way.
         messages: costs of an earlier calibration of this machine. Its costs of calls, all-reduces
-            and starts are used again. None means that they are measured.
+            and starts are used again. Only if all-reduces are needed and were not measured, two
+            workers start. None means that all of it is measured.
         sharing: the largest number of workers for each core that is of interest. Up to this number,
             and up to `MOST_SHARING`, workers start and share a core, to measure what this costs.
 
@@ -140,6 +141,9 @@ def calibrate(
         exchange = ("exchange_s", "exchange_wait_s", "exchange_byte_s", "shared_exchange_s")
         kept = ("message", "remote_message", *exchange, "crowded", "start_s")
         costs = dataclasses.replace(costs, **{name: getattr(messages, name) for name in kept})
+        of_other = sums_gradients(experiment) and not costs.exchange_s
+        if of_other and config.rollout.transport != "ray":
+            costs = exchange_of_two(experiment, config, costs)
     return Calibration(experiment, config, costs, examples)
 
 
@@ -265,7 +269,7 @@ def _from_fragments(
         updates, first_s = policy.version - before, time.thread_time() - began_s
         taken_s = cpu_s(lambda batch=batch: policy.learn_on_batch(batch), seconds / 8, least=2)  # type: ignore[misc]
         counting = _Counting()
-        if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and count == 1:
+        if sums_gradients(experiment) and count == 1:
             policy.learn_on_batch(batch, counting)
         bytes_each = counting.num_bytes / max(1, counting.num)
         learning.append(Learning(batch.agent_steps, taken_s, updates, counting.num, bytes_each))
@@ -451,7 +455,7 @@ def _with_messages(
             workers.up()
             started = _start_cpu_s(workers)
             measured.append(_message_costs(workers, two, examples))
-            if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and kind != "ray":
+            if sums_gradients(experiment) and kind != "ray":
                 costs = _with_exchange(workers, experiment, costs)
             if kind == kinds[0]:
                 costs = dataclasses.replace(costs, crowded=crowding(workers, sharing))
@@ -610,6 +614,25 @@ def sum_many(
             worker.state["group"].sum_(tensor)
             walls.append(time.monotonic() - wall_s)
         return (time.process_time() - began_s) / count, statistics.median(walls)
+
+
+def sums_gradients(experiment: Experiment) -> bool:
+    """Returns True if the ranks of the strategy sum their gradients by all-reduce."""
+    return issubclass(experiment.optimizer_class, DecentralizedAllReduce)
+
+
+def exchange_of_two(experiment: Experiment, config: WorkerConfig, costs: Costs) -> Costs:
+    """Starts two workers, and measures their all-reduce."""
+    update = {"num_workers": 2, "num_cpus_per_worker": 0.1}
+    attach_or_start(0.2, 2)
+    workers = WorkerSet(
+        dataclasses.replace(config, rollout=config.rollout.model_copy(update=update))
+    )
+    try:
+        workers.up()
+        return _with_exchange(workers, experiment, costs)
+    finally:
+        workers.stop()
 
 
 def _with_exchange(workers: WorkerSet, experiment: Experiment, costs: Costs) -> Costs:

@@ -17,7 +17,7 @@ from simulated_toys import MANY, calibrated, outcome, with_costs
 from polopt.common.config import ConfigError
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.simulation import predictions
+from polopt.simulation import calibration, predictions
 from polopt.simulation.calibration import check_supported, sample_and_learn
 from polopt.simulation.costs import Costs, Curve, Learning, MessageCosts
 from polopt.simulation.plan_command import Choice, grown, rank, reason
@@ -131,6 +131,24 @@ def test_the_rate_of_one_worker_is_the_base_of_the_efficiency(
     assert found.oversubscribed == 0.0
     with pytest.raises(ConfigError, match="got 0"):
         predict_with(calibration, [0], MANY)
+
+
+def test_costs_of_another_strategy_lack_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(experiment: Any, config: Any, costs: Costs) -> Costs:
+        return dataclasses.replace(costs, exchange_s=0.5)
+
+    def exchange_s(preset: str, known_s: float) -> float:
+        options = {"env": "CartPole-v1", "num_workers": 2, "model": {"fcnet_hiddens": (4,)}}
+        experiment = Experiment.parse(options, PRESETS[preset].preset)
+        costs = Costs(np.zeros(1), np.zeros(1), exchange_s=known_s)
+        return calibration.calibrate(experiment, 0.02, messages=costs).costs.exchange_s
+
+    monkeypatch.setattr(calibration, "exchange_of_two", measured)
+    assert [exchange_s("A2C", 0.0), exchange_s("DDPPO", 0.0), exchange_s("DDPPO", 0.1)] == [
+        0.0,
+        0.5,
+        0.1,
+    ], "an all-reduce is never free"
 
 
 def test_an_interval_covers_caches_that_lose_more_than_was_measured(
