@@ -9,17 +9,21 @@ presets, workers and environments for each worker, and measures the best three o
 first choice once more, for longer. The first choice is good if its rate is within 10 percent of the
 best rate of the second measurement.
 
-A task takes about five minutes. All rows go to `benchmarks/results/planned_first.jsonl` at once.
-The script may be stopped at any time, and does not repeat what the file contains. A task whose
-packages are not installed is left out. The page is `docs/plan.md`.
+A task takes about three and a half minutes, and all eight take less than 30. All rows go to
+`benchmarks/results/planned_first.jsonl` at once, each with the commit that was measured. The script
+may be stopped at any time, and does not repeat what the file contains. What failed, and what was
+measured while other programs ran, is measured again by the next run. A task whose packages are not
+installed is left out. The page is `docs/plan.md`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import itertools
 import logging
+import math
 import os
 import shlex
 import subprocess
@@ -33,7 +37,7 @@ import ray
 import yaml
 from about import about
 from predicted_rates import measured
-from quiet import wait_until_quiet, watching_others
+from quiet import QUIET_CORES, is_good, wait_until_quiet, watching_others
 from stored_runs import read_runs, write_between, write_runs
 
 import polopt
@@ -42,21 +46,23 @@ ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/planned_first.jsonl"
 PAGE = ROOT / "docs/plan.md"
 BEGIN, END = "<!-- grid -->", "<!-- end of grid -->"
+SLEEPING = "predicted_rates:Sleeping-v0"
 #: The tasks: name, `env` with further options, and a package that must be installed.
 TASKS: dict[str, tuple[str, dict[str, Any], str]] = {
     "CartPole": ("CartPole-v1", {}, "gymnasium"),
-    "sleeps, heavy": ("predicted_rates:Sleeping-v0", {"sleep": "heavy"}, "gymnasium"),
+    "sleeps, heavy": (SLEEPING, {"sleep": "heavy"}, "gymnasium"),
     "Pendulum": ("Pendulum-v1", {}, "gymnasium"),
     "HalfCheetah": ("HalfCheetah-v5", {}, "mujoco"),
     "three agents": ("mpe2:simple_spread_v3", {}, "mpe2"),
     "Acrobot": ("Acrobot-v1", {}, "gymnasium"),
-    "sleeps, constant": ("predicted_rates:Sleeping-v0", {"sleep": "constant"}, "gymnasium"),
+    "sleeps, constant": (SLEEPING, {"sleep": "constant"}, "gymnasium"),
     "MountainCarContinuous": ("MountainCarContinuous-v0", {}, "gymnasium"),
 }
-#: The grid.
-PRESETS, WORKERS, ENVS = ("SyncPPO", "IMPALA", "A3C", "A2C"), (1, 2, 4), (4, 16)
-#: The number of points of the grid that are measured again.
-BEST = 3
+#: The grid. Environments that sleep need more workers than there are cores.
+PRESETS, ENVS = ("SyncPPO", "IMPALA", "A3C", "A2C"), (4, 16)
+WORKERS, SLEEPING_WORKERS = (1, 2, 4), (4, 8, 16)
+#: The number of points of the grid that are measured again, and for how many times as long.
+BEST, LONGER = 3, 3
 #: The first choice is good if its rate is at least this share of the best rate.
 GOOD = 0.9
 
@@ -76,11 +82,12 @@ class Way(NamedTuple):
         return " ".join((self.preset, *(f"{key}={value}" for key, value in self.options.items())))
 
 
-def grid() -> list[Way]:
-    """Returns the points of the grid."""
+def grid(env: str) -> list[Way]:
+    """Returns the points of the grid of an environment. Neighbours share processes."""
+    counts = SLEEPING_WORKERS if env == SLEEPING else WORKERS
     return [
         Way(preset, {"num_envs_per_worker": envs, "num_workers": workers})
-        for preset, workers, envs in itertools.product(PRESETS, WORKERS, ENVS)
+        for workers, preset, envs in itertools.product(counts, PRESETS, ENVS)
     ]
 
 
@@ -95,14 +102,16 @@ def read_way(line: str) -> Way:
     return Way(preset, given)
 
 
-def plan(env: str, env_config: dict[str, Any], minutes: float) -> dict[str, Any]:
-    """Runs `polopt plan`, and returns its first choice as a row."""
+def plan(env: str, env_config: dict[str, Any], *options: str, minutes: float) -> dict[str, Any]:
+    """Runs `polopt plan` with further options, and returns its first choice as a row."""
     words = [env, *(f"env_config.{key}={value}" for key, value in env_config.items())]
     began_s = time.monotonic()
+    paths = os.pathsep.join(filter(None, sys.path))
+    address = ray.get_runtime_context().gcs_address  # a second Ray would take time to start
     done = subprocess.run(
-        [sys.executable, "-m", "polopt", "plan", *words, "--minutes", str(minutes)],
+        [sys.executable, "-m", "polopt", "plan", *words, *options, "--minutes", str(minutes)],
         cwd=ROOT / "benchmarks",  # where `predicted_rates` is
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": paths, "RAY_ADDRESS": address},
         capture_output=True,
         text=True,
         timeout=600.0 + 120.0 * minutes,
@@ -134,13 +143,18 @@ def measure_way(
         **way.options,
         "num_cpus_per_worker": 0.1,
         "min_sample_timesteps_per_iteration": 0,
-        "min_time_s_per_iteration": min(0.5, seconds / 3),
+        "min_time_s_per_iteration": min(0.3, seconds / 3),
     }
-    if count in trainers:
-        trainers[count].reset_config(config)
-    else:
-        trainers[count] = polopt.PolicyOptimizerTrainer(config)
-    return measured(trainers[count], seconds)
+    try:
+        if count in trainers:
+            trainers[count].reset_config(config)
+        else:
+            trainers[count] = polopt.PolicyOptimizerTrainer(config)
+        return measured(trainers[count], seconds, warm_up=1)
+    except Exception:
+        with contextlib.suppress(Exception):  # the error of the measurement says more
+            trainers.pop(count).stop()
+        raise
 
 
 def run_task(
@@ -161,23 +175,40 @@ def run_task(
         make_plan: makes the row of the plan.
         measure: measures a way for a number of seconds.
         seconds: duration of the measurement of a point of the grid. The second measurement takes
-            three times as long.
+            `LONGER` times as long.
         save: writes the rows.
     """
 
+    begun_s, done, total = time.monotonic(), 0, 1 + len(ways) + 1 + min(BEST, len(ways))
+
     def keep(name: str, make: Callable[[], dict[str, Any]]) -> None:
-        if name not in store:
+        nonlocal done
+        done += 1
+        if is_complete(store.get(name)):
+            return
+        try:
             store[name] = make()
-            print(name, store[name], flush=True)
-            save()
+        except Exception as error:  # one row that fails must not end the others
+            store[name] = {"failed": f"{type(error).__name__}: {error}"[-1000:]}
+        minutes = (time.monotonic() - begun_s) / 60.0
+        print(f"{done} of {total}, {minutes:.1f} min: {name} {store[name]}", flush=True)
+        save()
 
     keep(f"plan {task}", make_plan)
     for way in ways:
         keep(f"grid {task}: {way}", lambda way=way: measure(way, seconds))  # type: ignore[misc]
-    by_rate = sorted(ways, key=lambda way: -store[f"grid {task}: {way}"]["rate"])
+    rates = {way: store[f"grid {task}: {way}"].get("rate", 0.0) for way in map(str, ways)}
+    again = sorted(ways, key=lambda way: -rates[str(way)])[:BEST]
     chosen = store[f"plan {task}"]
-    for way in (Way(chosen["preset"], chosen["options"]), *by_rate[:BEST]):
-        keep(f"again {task}: {way}", lambda way=way: measure(way, 3 * seconds))  # type: ignore[misc]
+    if "preset" in chosen:
+        again.insert(0, Way(chosen["preset"], chosen["options"]))
+    for way in again:
+        keep(f"again {task}: {way}", lambda way=way: measure(way, LONGER * seconds))  # type: ignore[misc]
+
+
+def is_complete(row: dict[str, Any] | None) -> bool:
+    """Whether a row need not be measured again."""
+    return row is not None and "failed" not in row and is_good(row)
 
 
 def verdict(task: str, store: dict[str, Any]) -> dict[str, Any] | None:
@@ -186,16 +217,17 @@ def verdict(task: str, store: dict[str, Any]) -> dict[str, Any] | None:
 
     def rates(kind: str) -> dict[str, float]:
         begin = f"{kind} {task}: "
-        return {n.removeprefix(begin): r["rate"] for n, r in store.items() if n.startswith(begin)}
+        rows = {n.removeprefix(begin): r for n, r in store.items() if n.startswith(begin)}
+        return {way: row["rate"] for way, row in rows.items() if "rate" in row}
 
-    chosen, of_grid, again = store.get(f"plan {task}"), rates("grid"), rates("again")
-    if chosen is None:
+    chosen, of_grid, again = store.get(f"plan {task}", {}), rates("grid"), rates("again")
+    if "preset" not in chosen:
         return None
     first = str(Way(chosen["preset"], chosen["options"]))
     wanted = {first, *sorted(of_grid, key=lambda way: -of_grid[way])[:BEST]}
     if not of_grid or not wanted <= set(again):
         return None
-    best = max(again, key=lambda way: again[way])
+    best = max(wanted, key=lambda way: again[way])
     return {
         "first": first,
         "predicted": chosen["predicted"],
@@ -240,7 +272,7 @@ def main() -> None:
     )
     parser.add_argument("--tasks", nargs="*", default=list(TASKS), help="some of the tasks")
     parser.add_argument("--minutes", type=float, default=2.0, help="of `polopt plan`")
-    parser.add_argument("--measure-s", type=float, default=1.5)
+    parser.add_argument("--measure-s", type=float, default=1.2)
     parser.add_argument("--patience-s", type=float, default=60.0, help="wait for a quiet machine")
     parser.add_argument("--busy", action="store_true", help="also run if other programs run")
     parser.add_argument("--tiny", action="store_true", help="one point of the grid, a short plan")
@@ -248,31 +280,38 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
     store = read_runs(options.store)
-    ways = grid()[:1] if options.tiny else grid()
     minutes = 0.1 if options.tiny else options.minutes
+    small = ("--most-workers", "2") if options.tiny else ()  # few workers start for the calibration
     seconds = 0.2 if options.tiny else options.measure_s
     if not options.page:
         ray.init(num_cpus=64, log_to_driver=False, logging_level=logging.ERROR)
         store["about"] = about()
         trainers: dict[int, Any] = {}
+        last_others = math.inf  # the cores that other programs used in the last measurement
 
         def quietly(make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-            if not options.busy:
+            nonlocal last_others
+            if not options.busy and last_others > QUIET_CORES:
                 wait_until_quiet(options.patience_s)
             with watching_others() as others:
                 row = make()
-            return {**row, "others": others.cores}
+            last_others = others.cores or 0.0
+            commit = store["about"]["commit"]
+            return {**row, "others": others.cores, "commit": commit, "at": round(time.time())}
 
-        for task in options.tasks:
+        for number, task in enumerate(options.tasks, start=1):
             env, env_config, package = TASKS[task]
             if importlib.util.find_spec(package) is None:
                 print(f"{task} is left out, because {package} is not installed", flush=True)
                 continue
+            print(f"task {number} of {len(options.tasks)}: {task}", flush=True)
             run_task(
                 task,
                 store,
-                ways,
-                lambda env=env, given=env_config: quietly(lambda: plan(env, given, minutes)),  # type: ignore[misc]
+                grid(env)[:1] if options.tiny else grid(env),
+                lambda env=env, given=env_config: quietly(  # type: ignore[misc]
+                    lambda: plan(env, given, *small, minutes=minutes)
+                ),
                 lambda way, seconds, env=env, given=env_config: quietly(  # type: ignore[misc]
                     lambda: measure_way(env, given, way, seconds, trainers)
                 ),

@@ -47,7 +47,7 @@ STORE = ROOT / "benchmarks/results/predicted_rates.jsonl"
 PAGE = ROOT / "docs/plan.md"
 PLUGINS = ROOT / "docs/write-an-optimizer.md"
 #: The number of the model of simulations. Increase it if predictions change.
-MODEL = 2
+MODEL = 3
 #: Mean duration of a step of a sleeping environment, and the most that one step sleeps.
 MEAN_S, MOST_S = 0.002, 0.2
 #: Shape of the lognormal sleep. The standard deviation is 1.8 times the mean.
@@ -247,7 +247,7 @@ def predict_stage(
             }
             put_prediction(store, (strategy, stage, prediction.workers), new)
             print("predicted", strategy, stage, prediction.workers, new["rate"], flush=True)
-        write_runs(STORE, store)
+        write_runs(options.store, store)
 
 
 def measure_stage(
@@ -287,14 +287,14 @@ def measure_stage(
                     trainers.pop(count).stop()
                 continue
             print(name, store[name]["rate"], flush=True)
-            write_runs(STORE, store)
+            write_runs(options.store, store)
             others = store[name]["others"]
             if not options.busy and others is not None and others > QUIET_CORES:
                 wait_until_quiet(options.patience_s)
 
 
-def measured(trainer: Any, seconds: float) -> dict[str, Any]:
-    """Measures the rate of a trainer, once it has learned for a second."""
+def measured(trainer: Any, seconds: float, warm_up: int = 2) -> dict[str, Any]:
+    """Measures the rate of a trainer, once it has learned and given `warm_up` more results."""
 
     def train() -> tuple[float, int, float]:
         result = trainer.train()
@@ -307,8 +307,8 @@ def measured(trainer: Any, seconds: float) -> dict[str, Any]:
     while train()[2] < 0.0:  # until the first update
         if time.monotonic() > until_s:
             raise RuntimeError("no update within a minute")
-    train()
-    train()
+    for _ in range(warm_up):
+        train()
     began_s, before, _ = train()
     lags, parts = [], []
     last_s, last = began_s, before
@@ -412,8 +412,12 @@ def table(store: dict[str, Any]) -> list[str]:
     if not pairs:
         return ["No run was measured yet."]
     total = sum(len(strategies_of(stage)) * len(counts) for stage, counts in STAGES.items())
+    old = sum(pair.said.get("model", 1) != MODEL for pair in pairs)
+    of_old = (
+        f" {old} of them were predicted by an earlier model than the present one." if old else ""
+    )
     lines = [
-        f"{len(pairs)} of {total} cases were measured.",
+        f"{len(pairs)} of {total} cases were measured.{of_old}",
         "",
         "| environment | cases | median error | worst | within 15% | median error of one worker's "
         "rate times N | worst |",
@@ -463,9 +467,10 @@ def main() -> None:
     parser.add_argument("--measure-s", type=float, default=3.5)
     parser.add_argument("--patience-s", type=float, default=60.0, help="wait for a quiet machine")
     parser.add_argument("--busy", action="store_true", help="also run if other programs run")
+    parser.add_argument("--store", type=Path, default=STORE)
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    store = read_runs(STORE)
+    store = read_runs(options.store)
     if not options.page:
         register_plugins()
         ray.init(num_cpus=64, log_to_driver=False, logging_level=logging.ERROR)
@@ -481,11 +486,11 @@ def main() -> None:
                 predict_stage(store, stage, chosen, workers, options)
                 measure_stage(store, stage, chosen, workers, options, trainers)
         finally:
-            write_runs(STORE, store)
-            write_between(PAGE, BEGIN, END, table(store))
+            write_runs(options.store, store)
             for trainer in trainers.values():
                 trainer.stop()
-    write_between(PAGE, BEGIN, END, table(store))
+    if options.store == STORE:
+        write_between(PAGE, BEGIN, END, table(store))
 
 
 if __name__ == "__main__":

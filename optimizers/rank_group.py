@@ -273,7 +273,8 @@ class RankGroup:
         if len(listening) < len(handles):
             return self._last_failure()
         addresses = [listening[handle.index] for handle in handles]
-        problems = self._call_each(dict.fromkeys(handles, (addresses,)), join)
+        source = self._workers.transport.put(addresses)
+        problems = self._call_each(dict.fromkeys(handles, (source,)), join)
         if len(problems) < len(handles):
             return self._last_failure()
         return next((problem for problem in problems.values() if problem is not None), None)

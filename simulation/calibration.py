@@ -24,7 +24,7 @@ from polopt.common.threads import limit_threads
 from polopt.optimizers.decentralized_allreduce import DecentralizedAllReduce
 from polopt.optimizers.rank_group import RankGroup
 from polopt.policies.policy_group import GroupConfig
-from polopt.rollouts.ray_session import attach_or_start
+from polopt.rollouts.ray_session import attach_or_start, check_memory
 from polopt.rollouts.seeds import kept_global_generators
 from polopt.rollouts.workers.calls import Calls
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
@@ -47,9 +47,11 @@ LARGE_BYTES = 200_000
 _SAMPLING_SHARE, _LEARNING_SHARE = 0.5, 0.2
 #: The largest factor that a calibration believes, see `MessageCosts.cold`.
 MOST_COLD = 4.0
-#: The largest factor that a calibration believes, and the seconds of each half of its measurement,
-#: see `Costs.crowded`.
-MOST_CROWDED, CROWDING_S = 3.0, 0.5
+#: The largest factor that a calibration believes, the most workers that share a core in its
+#: measurement, and the seconds for each number of workers, see `Costs.crowded`.
+MOST_CROWDED, MOST_SHARING, CROWDING_S = 3.0, 8, 0.5
+#: The number of references that are fetched to measure how long this takes.
+NUM_FETCHES = 50
 #: The pause before each measurement of a function. In a run, other work lies between two calls of
 #: the function, and the caches hold other data.
 PAUSE_S = 0.001
@@ -98,7 +100,11 @@ def check_supported(experiment: Experiment, config: WorkerConfig | None = None) 
 
 
 def calibrate(
-    experiment: Experiment, seconds: float = 60.0, nodes: int = 1, messages: Any = None
+    experiment: Experiment,
+    seconds: float = 60.0,
+    nodes: int = 1,
+    messages: Any = None,
+    sharing: float = 2.0,
 ) -> Calibration:
     """Measures the costs of an experiment on this machine.
 
@@ -108,7 +114,10 @@ def calibrate(
         nodes: with more than one, calls through Ray are also measured, because processes on other
             nodes are called in this way.
         messages: costs of an earlier calibration of this machine. Its costs of calls, all-reduces
-            and starts are used again. None means that they are measured.
+            and starts are used again. Only if all-reduces are needed and were not measured, two
+            workers start. None means that all of it is measured.
+        sharing: the largest number of workers for each core that is of interest. Up to this number,
+            and up to `MOST_SHARING`, workers start and share a core, to measure what this costs.
 
     Raises:
         ConfigError: see `check_supported`. Also raised if the environment cannot be made.
@@ -127,11 +136,14 @@ def calibrate(
             worker.stop()
             limit_threads(threads)
     if messages is None:
-        costs = _with_messages(experiment, config, costs, examples, nodes)
+        costs = _with_messages(experiment, config, costs, examples, nodes, sharing)
     else:
         exchange = ("exchange_s", "exchange_wait_s", "exchange_byte_s", "shared_exchange_s")
         kept = ("message", "remote_message", *exchange, "crowded", "start_s")
         costs = dataclasses.replace(costs, **{name: getattr(messages, name) for name in kept})
+        of_other = sums_gradients(experiment) and not costs.exchange_s
+        if of_other and config.rollout.transport != "ray":
+            costs = exchange_of_two(experiment, config, costs)
     return Calibration(experiment, config, costs, examples)
 
 
@@ -257,7 +269,7 @@ def _from_fragments(
         updates, first_s = policy.version - before, time.thread_time() - began_s
         taken_s = cpu_s(lambda batch=batch: policy.learn_on_batch(batch), seconds / 8, least=2)  # type: ignore[misc]
         counting = _Counting()
-        if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and count == 1:
+        if sums_gradients(experiment) and count == 1:
             policy.learn_on_batch(batch, counting)
         bytes_each = counting.num_bytes / max(1, counting.num)
         learning.append(Learning(batch.agent_steps, taken_s, updates, counting.num, bytes_each))
@@ -357,6 +369,42 @@ class Pings(NamedTuple):
     wall_s: float
 
 
+def make_value(worker: RolloutWorker, num_bytes: int) -> Any:
+    """Runs in a worker: returns a value of a size."""
+    return np.zeros(num_bytes, np.uint8)
+
+
+def take_value(worker: RolloutWorker, value: Any) -> None:
+    """Runs in a worker, which fetches the value of a reference before."""
+
+
+def measure_fetch(workers: WorkerSet, worker_s: float) -> float:
+    """Measures `MessageCosts.fetch_s`: one worker makes values, and another one fetches them.
+
+    Args:
+        workers: the workers.
+        worker_s: see `MessageCosts`.
+    """
+    calls = Calls(workers, "calibration")
+    maker, taker = workers.up()[:2]
+
+    def fetch(count: int) -> None:
+        for _ in range(count):
+            calls.send(maker, make_value, 1000, by_reference=True)
+            calls.send(taker, take_value, calls.first().value)
+            calls.first()
+
+    def used_s() -> float:
+        for handle in (maker, taker):
+            calls.send(handle, ping, None, 0, 0.0)
+        return float(sum(reply.value[1] for reply in calls.all()))
+
+    fetch(5)  # the first fetch opens a connection
+    before_s = used_s()
+    fetch(NUM_FETCHES)
+    return max(0.0, (used_s() - before_s - 2 * worker_s) / NUM_FETCHES - 2 * worker_s)
+
+
 def measure_pings(
     workers: WorkerSet, num_bytes: int, sleep_s: float, count: int, num_workers: int
 ) -> Pings:
@@ -387,7 +435,12 @@ def measure_pings(
 
 
 def _with_messages(
-    experiment: Experiment, config: WorkerConfig, costs: Costs, examples: Examples, nodes: int
+    experiment: Experiment,
+    config: WorkerConfig,
+    costs: Costs,
+    examples: Examples,
+    nodes: int,
+    sharing: float,
 ) -> Costs:
     kinds = [config.rollout.transport]
     if nodes > 1:
@@ -402,10 +455,10 @@ def _with_messages(
             workers.up()
             started = _start_cpu_s(workers)
             measured.append(_message_costs(workers, two, examples))
-            if kind == kinds[0]:
-                costs = dataclasses.replace(costs, crowded=crowding(workers))
-            if issubclass(experiment.optimizer_class, DecentralizedAllReduce) and kind != "ray":
+            if sums_gradients(experiment) and kind != "ray":
                 costs = _with_exchange(workers, experiment, costs)
+            if kind == kinds[0]:
+                costs = dataclasses.replace(costs, crowded=crowding(workers, sharing))
         finally:
             workers.stop()
         costs = dataclasses.replace(costs, start_s=max(costs.start_s, started))
@@ -437,6 +490,7 @@ def _message_costs(workers: WorkerSet, config: WorkerConfig, examples: Examples)
         byte_s=byte_s,
         worker_s=idle.worker_s,
         latency_s=latency_s,
+        fetch_s=measure_fetch(workers, busy.worker_s),
     )
 
 
@@ -504,18 +558,39 @@ def sample_and_learn(worker: RolloutWorker, core: int | None, seconds: float) ->
         return (time.thread_time() - began_s) / count
 
 
-def crowding(workers: WorkerSet) -> float:
-    """Measures `Costs.crowded`: the processor time of a fragment if two workers share a core,
-    compared with the time if one of them has the core for itself."""
+def crowding(workers: WorkerSet, sharing: float) -> tuple[tuple[int, float], ...]:
+    """Measures `Costs.crowded`: the processor time of a fragment if 2, 4 and 8 workers share a
+    core, compared with the time if one of them has the core for itself. More workers lose more,
+    until no data of a worker are left in the caches when its turn comes.
+
+    Args:
+        workers: two workers. Further ones are started as needed, if there is memory for them.
+        sharing: see `calibrate`.
+    """
     calls = Calls(workers, "calibration")
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
-    means = []
-    for chosen in (workers.up()[:1], workers.up()):
-        for handle in chosen:
+
+    def mean(count: int) -> float:
+        for handle in workers.up()[:count]:
             calls.send(handle, sample_and_learn, core, CROWDING_S)
-        means.append(statistics.fmean(reply.value for reply in calls.all()))
-    alone_s, together_s = means
-    return min(MOST_CROWDED, max(1.0, together_s / alone_s))
+        return statistics.fmean(reply.value for reply in calls.all())
+
+    counts = [2]
+    while counts[-1] < min(sharing, MOST_SHARING):
+        counts.append(2 * counts[-1])
+    if len(counts) > 1:
+        try:
+            check_memory(counts[-1])
+        except ConfigError:
+            counts = [2]
+    alone_s, factor, found = mean(1), 1.0, []
+    workers.add_workers(counts[-1] - 2)
+    while workers.starting:
+        workers.take_started(1.0)
+    for count in counts:
+        factor = min(MOST_CROWDED, max(factor, mean(count) / alone_s))
+        found.append((count, factor))
+    return tuple(found)
 
 
 def sum_many(
@@ -539,6 +614,25 @@ def sum_many(
             worker.state["group"].sum_(tensor)
             walls.append(time.monotonic() - wall_s)
         return (time.process_time() - began_s) / count, statistics.median(walls)
+
+
+def sums_gradients(experiment: Experiment) -> bool:
+    """Returns True if the ranks of the strategy sum their gradients by all-reduce."""
+    return issubclass(experiment.optimizer_class, DecentralizedAllReduce)
+
+
+def exchange_of_two(experiment: Experiment, config: WorkerConfig, costs: Costs) -> Costs:
+    """Starts two workers, and measures their all-reduce."""
+    update = {"num_workers": 2, "num_cpus_per_worker": 0.1}
+    attach_or_start(0.2, 2)
+    workers = WorkerSet(
+        dataclasses.replace(config, rollout=config.rollout.model_copy(update=update))
+    )
+    try:
+        workers.up()
+        return _with_exchange(workers, experiment, costs)
+    finally:
+        workers.stop()
 
 
 def _with_exchange(workers: WorkerSet, experiment: Experiment, costs: Costs) -> Costs:

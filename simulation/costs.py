@@ -59,6 +59,8 @@ class MessageCosts(NamedTuple):
         byte_s: processor time of the driver for each byte that it sends or receives.
         worker_s: processor time of the worker.
         latency_s: time without processor use, in seconds.
+        fetch_s: processor time of fetching the value of a reference from the process that made it,
+            in both processes, besides the bytes and the unpickling.
     """
 
     driver_s: float = 0.0
@@ -67,6 +69,12 @@ class MessageCosts(NamedTuple):
     byte_s: float = 0.0
     worker_s: float = 0.0
     latency_s: float = 0.0
+    fetch_s: float = 0.0
+
+    def with_processor_time(self, factor: float) -> MessageCosts:
+        """Returns the costs with all processor times multiplied by `factor`."""
+        scaled = MessageCosts(*(value * factor for value in self))
+        return scaled._replace(cold=self.cold, latency_s=self.latency_s)
 
 
 #: The costs of calls that cost nothing.
@@ -115,8 +123,9 @@ class Costs:
         exchange_byte_s: processor time of one exchange for each byte.
         shared_exchange_s: processor time of one exchange if ranks share cores. An exchange then
             switches a core from one process to another. 0 if it was not measured.
-        crowded: factor on the processor time of all work on a node whose workers share cores,
-            because the caches of a core then hold the data of several processes.
+        crowded: `(workers that share a core, factor)`. The factor applies to the processor time of
+            all work on such a node, because the caches of a core then hold the data of several
+            processes.
         start_s: processor time of the start of a worker.
         spread: relative standard error of the repeated measurements of processor time.
     """
@@ -135,7 +144,7 @@ class Costs:
     exchange_wait_s: float = 0.0
     exchange_byte_s: float = 0.0
     shared_exchange_s: float = 0.0
-    crowded: float = 1.0
+    crowded: tuple[tuple[int, float], ...] = ()
     start_s: float = 0.0
     spread: float = 0.0
 
@@ -211,19 +220,41 @@ class Costs:
         drawn = dataclasses.replace(
             self, step_cpu_s=self.step_cpu_s[places], step_wait_s=self.step_wait_s[places]
         )
+        remote = self.remote_message
         return dataclasses.replace(
             drawn._with_learning(learn),
-            message=_scaled(self.message, message),
-            remote_message=self.remote_message and _scaled(self.remote_message, message),
+            message=self.message.with_processor_time(message),
+            remote_message=remote and remote.with_processor_time(message),
         )
 
-    def on_shared_cores(self) -> Costs:
-        """Returns the costs on nodes whose workers share cores, see `crowded`."""
+    def crowding(self, per_core: float) -> float:
+        """Returns the factor of `crowded` for a number of workers for each core. It is 1 if each
+        worker has a core, and that of the largest measured number for more workers."""
+        if per_core <= 1.0:
+            return 1.0
+        counts, factors = zip((1, 1.0), *self.crowded, strict=True)
+        return float(np.interp(per_core, counts, factors))
+
+    def bounds_of_crowding(self) -> tuple[Costs, Costs]:
+        """Returns costs with the least and the largest factor of `crowded` that work may have. The
+        factor was measured for fragments and gradients. Other work may lose nothing, or may in
+        addition be as slow as the driver after a wait."""
+        most = tuple((count, factor * self.message.cold) for count, factor in self.crowded)
+        return dataclasses.replace(self, crowded=()), dataclasses.replace(self, crowded=most)
+
+    def on_shared_cores(self, per_core: float) -> Costs:
+        """Returns the costs on nodes with more workers than cores, see `crowded`."""
+        factor, remote = self.crowding(per_core), self.remote_message
+        # A driver that has waited finds its caches no colder than a crowded core has them.
+        cold = max(1.0, self.message.cold / factor)
         return dataclasses.replace(
-            self._with_learning(self.crowded),
-            step_cpu_s=self.step_cpu_s * self.crowded,
-            fragment_s=self.fragment_s * self.crowded,
-            exchange_s=self.shared_exchange_s or self.exchange_s,
+            self._with_learning(factor),
+            step_cpu_s=self.step_cpu_s * factor,
+            fragment_s=self.fragment_s * factor,
+            exchange_s=(self.shared_exchange_s or self.exchange_s) * factor,
+            exchange_byte_s=self.exchange_byte_s * factor,
+            message=self.message.with_processor_time(factor)._replace(cold=cold),
+            remote_message=remote and remote.with_processor_time(factor),
         )
 
     def _with_learning(self, factor: float) -> Costs:
@@ -236,8 +267,3 @@ class Costs:
             transitions_s=tuple((rows, seconds * factor) for rows, seconds in self.transitions_s),
             errors_s=tuple((rows, seconds * factor) for rows, seconds in self.errors_s),
         )
-
-
-def _scaled(costs: MessageCosts, factor: float) -> MessageCosts:
-    scaled = MessageCosts(*(value * factor for value in costs))
-    return scaled._replace(cold=costs.cold)

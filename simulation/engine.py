@@ -92,7 +92,9 @@ class Node:
         self._jobs: list[tuple[float, int, Action]] = []
         self._work_s = 0.0
         self._since_s = 0.0
-        self._stamp = 0
+        # The time of the earliest planned check whether the first job has ended. A job never ends
+        # before it, because later jobs only slow it down.
+        self._check_s = float("inf")
         self._numbers = itertools.count()
 
     @property
@@ -123,21 +125,29 @@ class Node:
         self.busy_s += passed_s * min(len(self._jobs), self.cores)
 
     def _plan(self) -> None:
-        """Plans the end of the job that ends next. An earlier plan becomes void."""
-        self._stamp += 1
+        """Plans a check at the end of the job that ends next, unless an earlier one is planned."""
         if self._jobs:
-            left_s = max(0.0, self._jobs[0][0] - self._work_s)
-            stamp = self._stamp
-            self.engine.at(self.engine.now_s + left_s / self.speed, lambda: self._end(stamp))
+            end_s = self.engine.now_s + max(0.0, self._jobs[0][0] - self._work_s) / self.speed
+            if end_s < self._check_s:
+                self._check_s = end_s
+                self.engine.at(end_s, self._check)
 
-    def _end(self, stamp: int) -> None:
-        if stamp != self._stamp:
+    def _check(self) -> None:
+        now_s = self.engine.now_s
+        if now_s < self._check_s:  # an earlier check has taken the place of this one
             return
+        self._check_s = float("inf")
         self._catch_up()
-        mark_s, _, action = heapq.heappop(self._jobs)
-        self._work_s = max(self._work_s, mark_s)
+        action: Action | None = None
+        if self._jobs:
+            mark_s = self._jobs[0][0]
+            # Rounding may leave a rest that is too small to move the clock.
+            if now_s + (mark_s - self._work_s) / self.speed <= now_s:
+                action = heapq.heappop(self._jobs)[2]
+                self._work_s = max(self._work_s, mark_s)
         self._plan()
-        action()
+        if action is not None:
+            action()
 
 
 class Link:

@@ -133,10 +133,13 @@ def choices_for(
                 continue
             try:
                 variant = read(preset, [f"env={env}", *changes, *own])
-                calibration = calibrate(variant.experiment, share_s / 2, messages=messages)
+                calibration = calibrate(
+                    variant.experiment, share_s / 2, messages=messages, sharing=most_workers / cores
+                )
                 if messages is None:  # the start of the first workers is not its time
-                    messages = calibration.costs
                     until_s = time.monotonic() + own_s
+                if messages is None or calibration.costs.exchange_s:
+                    messages = calibration.costs
                 best += [
                     (one, calibration)
                     for one in grown(preset, own, calibration, cores, share_s / 2, most_workers)

@@ -56,7 +56,8 @@ def predict(
         cores: cores of each node. None means the cores of this machine.
         latency_s: latency of the link of the first node to the others, in seconds.
         bandwidth: bytes per second of this link.
-        seconds: about the duration of the calibration, without the start of its two workers.
+        seconds: about the duration of the calibration, without the start of its workers: two, or up
+            to 8 if there are more workers than cores.
         repeats: simulations for each number of workers, from which the intervals follow.
         budget_s: real seconds of one simulation, once it is warm.
         earlier: a forecast that was made on this machine. Its costs of calls and starts are used
@@ -78,6 +79,7 @@ def predict(
     check_supported(planned.experiment)
     machines = Machines(nodes, cores or float(os.cpu_count() or 1), latency_s, bandwidth)
     costs = None if earlier is None else earlier.calibration.costs
-    calibration = calibrate(planned.experiment, seconds, nodes, costs)
+    sharing = max(workers) / nodes / machines.cores
+    calibration = calibrate(planned.experiment, seconds, nodes, costs, sharing)
     found = predict_with(calibration, workers, machines, repeats, budget_s)
     return Forecast(found, calibration, machines)

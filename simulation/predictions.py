@@ -85,8 +85,8 @@ class Prediction:
         driver_busy, cores_busy: shares, see `Outcome`.
         bottleneck: what limits the rate.
         start_up_s: seconds until all workers have started.
-        oversubscribed: number of processes for each core of the busiest node, if more than one
-            process computes there for each core. 0 otherwise.
+        oversubscribed: number of processes for each core of the busiest node, if it has more
+            workers than cores. 0 otherwise.
     """
 
     workers: int
@@ -141,8 +141,10 @@ def simulate(
         options = options.model_copy(update={"learning_starts": soon})
     cls: Any = experiment.optimizer_class
     cls.check_options(rollout, options)
-    if -(-workers // machines.nodes) > machines.cores:
-        costs = costs.on_shared_cores()
+    per_core = -(-workers // machines.nodes) / machines.cores
+    if per_core > 1.0:
+        own_code *= costs.crowding(per_core)
+        costs = costs.on_shared_cores(per_core)
     link = Link(machines.latency_s, machines.bandwidth)
     scene = Scene(costs, [machines.cores] * machines.nodes, link, own_code)
     early = getattr(options, "fraction_workers", 1.0) < 1.0
@@ -231,14 +233,16 @@ def predict_with(
     budget_s: float = 5.0,
 ) -> list[Prediction]:
     """Predicts the rate for several numbers of workers. Each simulation is repeated with other
-    seeds and other draws of the calibration (bootstrap), from which the intervals follow.
+    seeds and other draws of the calibration (bootstrap), from which the intervals follow. If there
+    are more workers than cores, an interval also contains the rates with the costs of
+    `Costs.bounds_of_crowding`.
 
     Args:
         calibration: see `calibrate`.
         workers: the numbers of workers.
         machines: the machines.
         repeats: number of simulations for each number of workers. With many workers, there are
-            fewer, at least 2.
+            fewer, at least 2, or 1 and the two that bound the interval.
         budget_s: see `simulate`.
 
     Raises:
@@ -249,13 +253,21 @@ def predict_with(
         raise ConfigError(f"--workers: got {wrong[0]}. Allowed: numbers of 1 or more")
     counts = sorted({1, *workers})
     samples: dict[int, list[Outcome]] = {}
+    bounds: dict[int, list[Outcome]] = {}
     for count in counts:
+        crowded = -(-count // machines.nodes) > machines.cores and calibration.costs.crowded
+        extremes = calibration.costs.bounds_of_crowding() if crowded and count in workers else ()
+        number = repeats if count <= 256 else min(repeats, 3)
+        if count > 1024:
+            number = 1 if extremes else min(repeats, 2)
+        drawn = [_drawn(calibration, repeat) for repeat in range(number)]
         try:
             samples[count] = [
-                simulate(
-                    calibration, count, machines, repeat, _drawn(calibration, repeat), budget_s
-                )
-                for repeat in range(repeats if count <= 256 else min(repeats, 3 - (count > 1024)))
+                simulate(calibration, count, machines, seed, costs, budget_s)
+                for seed, costs in enumerate(drawn)
+            ]
+            bounds[count] = [
+                simulate(calibration, count, machines, 0, costs, budget_s) for costs in extremes
             ]
         except ConfigError:
             if count in workers:
@@ -264,7 +276,10 @@ def predict_with(
     smallest = min(samples)
     base = statistics.fmean(o.env_steps_per_s for o in one or samples[smallest])
     base /= 1 if one else smallest
-    return [_prediction(calibration, n, samples[n], base, machines) for n in sorted(set(workers))]
+    return [
+        _prediction(calibration, n, samples[n], bounds[n], base, machines)
+        for n in sorted(set(workers))
+    ]
 
 
 def _drawn(calibration: Calibration, repeat: int) -> Costs:
@@ -273,18 +288,26 @@ def _drawn(calibration: Calibration, repeat: int) -> Costs:
     return calibration.costs.resampled(np.random.default_rng(repeat))
 
 
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Returns the mean, and the bounds of an interval of two standard deviations around it."""
+def interval(values: Sequence[float], bounds: Sequence[float] = ()) -> tuple[float, float, float]:
+    """Returns the mean, and the bounds of an interval of two standard deviations around it. The
+    interval also contains `bounds`."""
     mean = statistics.fmean(values)
     width = 2.0 * statistics.stdev(values) if len(values) > 1 else 0.0
-    return mean, max(0.0, mean - width), mean + width
+    return mean, min([max(0.0, mean - width), *bounds]), max([mean + width, *bounds])
 
 
 def _prediction(
-    calibration: Calibration, count: int, outcomes: list[Outcome], base: float, machines: Machines
+    calibration: Calibration,
+    count: int,
+    outcomes: list[Outcome],
+    bounds: list[Outcome],
+    base: float,
+    machines: Machines,
 ) -> Prediction:
-    rate, low, high = interval([outcome.env_steps_per_s for outcome in outcomes])
-    lag, lag_low, lag_high = interval([outcome.policy_lag for outcome in outcomes])
+    (rate, low, high), (lag, lag_low, lag_high) = (
+        interval([getattr(one, name) for one in outcomes], [getattr(one, name) for one in bounds])
+        for name in ("env_steps_per_s", "policy_lag")
+    )
     keys = dict.fromkeys(key for outcome in outcomes for key in outcome.phases)
     phases = {
         key: statistics.fmean(outcome.phases.get(key, 0.0) for outcome in outcomes) for key in keys
@@ -295,10 +318,6 @@ def _prediction(
     )
     costs = calibration.costs
     on_first = -(-count // machines.nodes)
-    computing = costs.step_cpu_s.sum() / max(
-        1e-12, costs.step_cpu_s.sum() + costs.step_wait_s.sum()
-    )
-    load = (on_first * computing + 1) / machines.cores
     return Prediction(
         workers=count,
         env_steps_per_s=rate,
@@ -313,7 +332,7 @@ def _prediction(
         cores_busy=cores,
         bottleneck=bottleneck(count, driver, learning, cores, link, phases["idle"]),
         start_up_s=costs.start_s * max(1.0, on_first / machines.cores),
-        oversubscribed=load if load > 1.0 else 0.0,
+        oversubscribed=(on_first + 1) / machines.cores if on_first > machines.cores else 0.0,
     )
 
 

@@ -278,10 +278,23 @@ class VirtualTicket(Ticket):
         return self.answer
 
 
-class Reference(NamedTuple):
-    """A reference to a value that stays in a process."""
+class Reference:
+    """A reference to a value that stays in a process. A message with it carries no bytes.
 
-    value: Any
+    Args:
+        value: the value.
+        num_bytes: its bytes.
+        decode_s: processor time of unpickling it.
+    """
+
+    def __init__(self, value: Any, num_bytes: int = 0, decode_s: float = 0.0) -> None:
+        self.value = value
+        self._num_bytes = num_bytes
+        self._decode_s = decode_s
+
+    def fetch_s(self, costs: MessageCosts) -> float:
+        """Returns the processor time of fetching the value from the process that made it."""
+        return costs.fetch_s + costs.byte_s * self._num_bytes + self._decode_s
 
 
 class VirtualChannel(Channel):
@@ -357,9 +370,12 @@ class VirtualChannel(Channel):
         """Runs the function of a call, and returns its program."""
         message = ticket.message
         assert message is not None
+        costs, program = self.scene.message_costs(self.node), Program(limit)
+        program.spend(costs.worker_s)
+        # The process that made the value computes meanwhile, and this one waits for it. So the time
+        # of both counts here.
+        program.spend(sum(a.fetch_s(costs) for a in message.args if isinstance(a, Reference)))
         args = [arg.value if isinstance(arg, Reference) else arg for arg in message.args]
-        program = Program(limit)
-        program.spend(self.scene.message_costs(self.node).worker_s)
         if hasattr(self.target, "program"):
             self.target.program = program
             ticket.answer = self.target.run(message.number, message.function, *args)
@@ -370,8 +386,9 @@ class VirtualChannel(Channel):
         encode_s, ticket.decode_s = self.scene.encoding_s(message.name, ticket.answer)
         program.spend(encode_s)
         if message.by_reference and ticket.answer.error is None:
-            ticket.decode_s = 0.0
-            ticket.answer = ticket.answer._replace(value=Reference(ticket.answer.value))
+            num_bytes, decode_s = ticket.answer.record.num_bytes, ticket.decode_s
+            value = Reference(ticket.answer.value, num_bytes, decode_s)
+            ticket.answer, ticket.decode_s = ticket.answer._replace(value=value), 0.0
         return program.parts
 
     def _next_part(self) -> None:
@@ -397,8 +414,8 @@ class VirtualChannel(Channel):
         self._actual_s[part.phase] = self._actual_s.get(part.phase, 0.0) + spent_s
         self._place += 1
         limit = self._running.limit
-        later = [other.steps for other in self._parts[self._place :] if other.steps]
-        if part.steps and limit is not None and part.steps >= limit and later:
+        ended_early = part.steps and limit is not None and part.steps >= limit
+        if ended_early and any(other.steps for other in self._parts[self._place :]):
             # The fragment ends here. The function runs again, with a shorter fragment. Its program
             # begins with the same parts.
             self.target.restore(self._saved)
@@ -478,7 +495,7 @@ class VirtualTransport(Transport):
             wanted, until_s = set(tickets), engine.now_s + timeout_s
             new = self._new_of(wanted)  # what came while the driver's own code ran
             while not new and engine.run_next(until_s):
-                new = self._new_of(wanted)
+                new = self._new_of(wanted) if self._news else []
                 for ticket in new:
                     ticket.was_awaited = True
             if not new and engine.next_s == float("inf") and timeout_s > 0.0:
@@ -520,7 +537,10 @@ class VirtualTransport(Transport):
         return Reference(value)
 
     def get(self, value: Any) -> Any:
-        return value.value if isinstance(value, Reference) else value
+        if not isinstance(value, Reference):
+            return value
+        self.scene.handle_message(value.fetch_s(self.scene.costs.message))
+        return value.value
 
     def kill(self, channel: Channel) -> None:
         assert isinstance(channel, VirtualChannel)

@@ -147,7 +147,9 @@ def findings(predictions: Sequence[Any], machines: Any) -> list[str]:
         first = crowded[0]
         lines.append(
             f"cores are oversubscribed from {first.workers} workers on: there are "
-            f"{first.oversubscribed:.1f} computing processes for each of {machines.cores:g} cores"
+            f"{first.oversubscribed:.1f} processes for each of {machines.cores:g} cores. They push "
+            "each other's data out of the caches. Intervals are wider there, because this costs "
+            "some work more than other work"
         )
     lines.append(f"all workers are up after about {last.start_up_s:.0f} s")
     return lines

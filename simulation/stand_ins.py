@@ -117,6 +117,8 @@ class StandInGroup:
         self._worker = worker
         self._number = self._round = 0
         self.world_size = ranks.size
+        own = partners(rank, ranks.size)
+        self._meets = [(partner, int(partner in own[:place])) for place, partner in enumerate(own)]
 
     def agreed(self, own: Learning) -> Learning:
         """Begins a round of learning. See `Ranks.agreed`."""
@@ -128,12 +130,9 @@ class StandInGroup:
         program: Any = self._worker.program
         self._number += 1
         cpu_s, wait_s = self._ranks.exchange_s(tensor.numel() * tensor.element_size())
-        met: set[int] = set()
-        for partner in partners(self._rank, self.world_size):
+        for partner, again in self._meets:
             program.spend(cpu_s, wait_s)
-            again = int(partner in met)
             program.meet(self._ranks.meeting(self._number, again, self._rank, partner))
-            met.add(partner)
         tensor *= self.world_size
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
@@ -117,10 +117,11 @@ class Calls:
         self._after_failure = after_failure
         # The calls by state, see `Call`. In each queue, the oldest call is the first.
         self._waiting: dict[Seat, deque[Call]] = {}
-        self._sent: dict[WorkerHandle, deque[Call]] = {}
+        self._sent: OrderedDict[WorkerHandle, deque[Call]] = OrderedDict()
+        self._num_sent = 0  # the number of calls in `_sent`
         self._ended: deque[Call] = deque()  # sent calls whose answers have arrived
         self._answered: deque[Call] = deque()
-        self._taken: list[Call] = []
+        self._taken: dict[Call, None] = {}
         self._unplaced: list[Call] = []  # waiting calls of removed workers, to be reassigned
         # The changes of the groups that `_drop_removed` knows. None: it must look at the groups.
         self._known_changes: int | None = self._num_changes()
@@ -246,6 +247,7 @@ class Calls:
         call.to("sent")
         handle.unanswered += 1
         self._sent.setdefault(handle, deque()).append(call)
+        self._num_sent += 1
         self._supervisor.watch(call)
 
     # ---- replies --------------------------------------------------------------------------------
@@ -390,7 +392,9 @@ class Calls:
         self._ended.clear()
         for handle, calls in self._sent.items():
             handle.unanswered -= len(calls)
-        self._lose(self._sent, self._waiting, self._unplaced, self._answered, self._taken)
+        self._num_sent = 0
+        self._lose(self._sent, self._waiting, self._unplaced, self._answered)
+        self.drop([*self._taken])
         self._supervisor.check_s = math.inf
 
     def _lose(self, *held: dict[Any, deque[Call]] | list[Call] | deque[Call]) -> None:
@@ -403,7 +407,7 @@ class Calls:
 
     def _take(self, reply: Reply, count: bool) -> Reply:
         reply.to("taken")
-        self._taken.append(reply)
+        self._taken[reply] = None
         if count:
             self.count([reply])
         return reply
@@ -421,16 +425,16 @@ class Calls:
         Raises:
             RuntimeError: a reply was already counted or dropped.
         """
-        for reply in self._taken[:] if replies is None else replies:
+        for reply in [*self._taken] if replies is None else replies:
             reply.to("counted")
-            self._taken.remove(reply)
+            del self._taken[reply]
             self._add_counts(reply)
 
     def drop(self, replies: Sequence[Reply]) -> None:
         """Drops replies that were taken with `count=False`. Their counts are never added."""
         for reply in replies:
             reply.to("lost")
-            self._taken.remove(reply)
+            del self._taken[reply]
 
     def _add_counts(self, reply: Reply) -> None:
         self._groups[reply.worker.who].faults.add(reply.worker.index, reply.counts)
@@ -443,8 +447,7 @@ class Calls:
     def num_pending(self) -> int:
         """The number of calls that have no answer yet. Includes work that was not sent yet."""
         self._drop_removed()
-        queues = (*self._sent.values(), *self._waiting.values(), self._unplaced)
-        return sum(map(len, queues))
+        return self._num_sent + sum(map(len, (*self._waiting.values(), self._unplaced)))
 
     @property
     def kept(self) -> deque[Reply]:
@@ -605,7 +608,7 @@ class Calls:
         self._known_changes, self._may_send = self._num_changes(), True
         lost: list[Call] = []
         for handle in [handle for handle in self._sent if handle.removed]:
-            lost += self._sent.pop(handle)
+            lost += self._pop_sent(handle)
         if self._after_failure == "reassign":
             for handle in [one for group in self._groups.values() for one in group.leaving]:
                 lost += self._waiting.pop(handle.seat, ())
@@ -650,7 +653,7 @@ class Calls:
         of = "" if handle.who == self._workers.who else f"{handle.who} "
         event = self._workers.transport.event
         TRACER.span(f"request {of}{handle.index}", "request", call.sent_s, event)
-        self.load.add(sum(map(len, self._sent.values())))
+        self.load.add(self._num_sent)
         call.value, call.counts = answer.value, answer.record
         call.to("answered")
         self._end(call)
@@ -670,13 +673,19 @@ class Calls:
         `_sent`. Without the move, the transport would always check the same workers first."""
         queue = self._sent[call.worker]
         queue.popleft()
+        self._num_sent -= 1
         call.worker.unanswered -= 1
         if not queue:
             del self._sent[call.worker]
-        else:  # a single assignment, because other threads may read the pending calls at any time
-            others = {handle: own for handle, own in self._sent.items() if own is not queue}
-            self._sent = {**others, call.worker: queue}
+        else:  # a single step, because other threads may read the pending calls at any time
+            self._sent.move_to_end(call.worker)
             self._supervisor.watch(queue[0])
+
+    def _pop_sent(self, handle: WorkerHandle) -> deque[Call]:
+        """Removes and returns the sent calls of a worker."""
+        calls = self._sent.pop(handle, deque())
+        self._num_sent -= len(calls)
+        return calls
 
     def _lose_argument(self, call: Call, failure: Fault) -> Call:
         """Loses a call whose argument is lost. `after_failure` does not apply, because no other
@@ -700,7 +709,7 @@ class Calls:
         if counts is not None:
             call.counts = counts
             self._add_counts(call)
-        again = self._lost(self._sent.pop(handle, ()))
+        again = self._lost(self._pop_sent(handle))
         handle.unanswered = 0
         group = self._groups[handle.who]
         replacement = group.replace(handle, failure)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from polopt.common.faults import Fault
@@ -213,7 +214,7 @@ class ProcessGroup(ABC):
             return
         if ticket is handle.channel.start:
             handle.channel.note_started(answer)
-        self._start_up.came_up(handle, self.starting.values())
+        self._start_up.came_up(handle)
         handle.started_s = self.clock()
         if handle.set_up:
             function, args = handle.set_up.pop(0)
@@ -282,7 +283,7 @@ class ProcessGroup(ABC):
 
     def _to(self, handle: WorkerHandle, state: ProcessState) -> None:
         """Changes the state of a process. All changes are made here."""
-        if handle.state is ProcessState.STARTING:
+        if handle.state is ProcessState.STARTING and state is not ProcessState.UP:
             kept = {ticket: one for ticket, one in self.starting.items() if one is not handle}
             self.starting = kept
         handle.to(state)
@@ -393,21 +394,27 @@ class StartUp:
         self._clock = clock = transport.clock
         self._checked_s = self._warned_s = clock()
         self._interval_s = CHECK_INTERVAL_S
-        # By index of a process: the last time at which its limit began again.
-        self._since_s: dict[int, float] = {}
+        # By index of a process: the last time at which it waited for resources.
+        self._waited_s: dict[int, float] = {}
+        # When the processes that answered were started, and when they answered. An answer that a
+        # later answer of a process started earlier makes useless is left out, so both increase.
+        self._begins_s: list[float] = []
+        self._answers_s: list[float] = []
 
-    def came_up(self, answered: WorkerHandle, starting: Iterable[WorkerHandle]) -> None:
+    def came_up(self, answered: WorkerHandle) -> None:
         """Restarts the time limit of the processes that have started together with a process, after
-        this process has answered its start or a set-up call.
+        this process has answered its start or a set-up call."""
+        while self._begins_s and self._begins_s[-1] >= answered.began_s:
+            self._begins_s.pop()
+            self._answers_s.pop()
+        self._begins_s.append(answered.began_s)
+        self._answers_s.append(self._clock())
 
-        Args:
-            answered: the process that has answered.
-            starting: the other processes that are not up yet.
-        """
-        now_s = self._clock()
-        for handle in (answered, *starting):
-            if answered.began_s <= handle.began_s + CHECK_INTERVAL_S:
-                self._since_s[handle.index] = now_s
+    def _since_s(self, handle: WorkerHandle) -> float:
+        """Returns the time at which the limit of a process last began again."""
+        place = bisect.bisect_right(self._begins_s, handle.began_s + CHECK_INTERVAL_S)
+        answer_s = self._answers_s[place - 1] if place else 0.0
+        return max(handle.started_s, self._waited_s.get(handle.index, 0.0), answer_s)
 
     def overdue(
         self, starting: Sequence[WorkerHandle], options: RolloutConfig, enough_up: bool
@@ -433,8 +440,8 @@ class StartUp:
             if waits and now_s - handle.started_s >= CHECK_INTERVAL_S:
                 late.append(handle.index)
             if waits and (enough_up or self._meanwhile):
-                self._since_s[handle.index] = now_s
-            if now_s - max(handle.started_s, self._since_s.get(handle.index, 0.0)) >= limit_s:
+                self._waited_s[handle.index] = now_s
+            if now_s - self._since_s(handle) >= limit_s:
                 why = "the start or a set-up call has not ended"
                 if waits:
                     why = f"Ray did not place the process: {self._describe(options)}"

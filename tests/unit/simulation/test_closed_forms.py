@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -19,6 +21,7 @@ from polopt.simulation import predictions
 from polopt.simulation.costs import WARM_UP_S, Costs, Learning, MessageCosts
 from polopt.simulation.engine import Engine, Link
 from polopt.simulation.predictions import Machines
+from polopt.simulation.processes import VirtualTransport
 from polopt.simulation.stand_ins import partners
 
 STEP_S = 0.01
@@ -142,12 +145,32 @@ def test_answers_are_taken_while_later_workers_still_sample() -> None:
 
 
 def test_work_takes_longer_if_workers_share_cores() -> None:
-    busy = calibrated("A3C", STEPS, compute_s=STEP_S, crowded=1.5)
+    busy = calibrated("A3C", STEPS, compute_s=STEP_S, crowded=((2, 1.2), (4, 1.5)))
     assert outcome(busy, 8, Machines(cores=2)).env_steps_per_s == near(2 / (1.5 * STEP_S))
+    assert outcome(busy, 4, Machines(cores=2)).env_steps_per_s == near(2 / (1.2 * STEP_S))
     assert outcome(busy, 8, Machines(cores=8)).env_steps_per_s == near(8 / STEP_S)
     assert outcome(busy, 8, Machines(nodes=4, cores=2)).env_steps_per_s == near(8 / STEP_S)
-    shared = Costs(np.zeros(1), np.zeros(1), exchange_s=1.0, shared_exchange_s=3.0)
-    assert shared.on_shared_cores().exchange_s == 3.0
+
+
+def test_all_work_takes_longer_on_shared_cores() -> None:
+    message = MessageCosts(driver_s=1.0, send_s=2.0, cold=3.0, latency_s=5.0, fetch_s=4.0)
+    crowded = ((2, 2.0), (4, 4.0))
+    costs = Costs(np.ones(1), np.ones(1), message=message, exchange_s=1.0, crowded=crowded)
+    shared = costs.on_shared_cores(3.0)
+    assert (shared.step_cpu_s[0], shared.step_wait_s[0], shared.exchange_s) == (3.0, 1.0, 3.0)
+    own = MessageCosts(driver_s=3.0, send_s=6.0, cold=1.0, latency_s=5.0, fetch_s=12.0)
+    assert shared.message == own, "waiting takes as long as before, and crowded caches are cold"
+    assert dataclasses.replace(costs, shared_exchange_s=2.0).on_shared_cores(2.0).exchange_s == 4.0
+    assert [costs.crowding(each) for each in (0.5, 1.0, 1.5, 8.0)] == [1.0, 1.0, 1.5, 4.0]
+
+
+def test_a_fragment_that_a_shard_fetches_costs_processor_time() -> None:
+    replay = {"buffer_size": 2000, "learning_starts": 50, "train_batch_size": 8}
+    options = {**replay, "training_intensity": 1.0, "num_replay_shards": 1}
+    fetch_s = 0.5  # so one core serves two fragments a second
+    slow = calibrated("ApexDQN", STEPS, options, message=MessageCosts(fetch_s=fetch_s))
+    rate = outcome(slow, 3, Machines(cores=1)).env_steps_per_s
+    assert rate == near(STEPS / fetch_s, 0.1)
 
 
 def test_computing_workers_share_the_cores() -> None:
@@ -260,6 +283,39 @@ def test_a_round_looks_at_each_rank_a_few_times(
     waits = np.random.default_rng(2).lognormal(math.log(STEP_S), 1.5, 500)
     outcome(calibrated("DDPPO", 16, wait_s=waits), workers)
     assert looked_at / rounds <= 3 * workers
+
+
+def test_an_answer_takes_as_much_work_to_simulate_among_many_ranks_as_among_few(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learning = (Learning(STEPS, 0.0, 1, 1, 64),)
+    costs = MessageCosts(driver_s=0.001)  # so many answers have come when the driver looks
+    ranks = calibrated("DDPPO", STEPS, wait_s=STEP_S, learning=learning, message=costs)
+    lines = answers = 0
+    arrived = VirtualTransport.arrived
+
+    def counted(transport: VirtualTransport, ticket: Any) -> None:
+        nonlocal answers
+        answers += 1
+        arrived(transport, ticket)
+
+    def count(frame: Any, event: str, argument: Any) -> Any:
+        nonlocal lines
+        lines += event == "line"
+        return count
+
+    monkeypatch.setattr(VirtualTransport, "arrived", counted)
+    per_answer: list[float] = []
+    for workers in (32, 128):
+        before, lines, answers = sys.gettrace(), 0, 0
+        sys.settrace(count)
+        try:
+            outcome(ranks, workers)
+        finally:
+            sys.settrace(before)
+        per_answer.append(lines / answers)
+    # A rank has 7 partners among 128 ranks, and 5 among 32.
+    assert per_answer[1] <= 1.05 * per_answer[0], per_answer
 
 
 @pytest.mark.parametrize("preset", ["A2C", "IMPALA", "DQN", "ApexDQN"])

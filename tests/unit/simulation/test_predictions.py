@@ -12,17 +12,23 @@ from typing import Any
 import numpy as np
 import pytest
 from fakes import worker_config
-from simulated_toys import MANY, calibrated
+from simulated_toys import MANY, calibrated, outcome, with_costs
 
 from polopt.common.config import ConfigError
 from polopt.policies.dqn import DQNPolicy
 from polopt.rollouts.workers.rollout_worker import RolloutWorker
-from polopt.simulation import predictions
+from polopt.simulation import calibration, predictions
 from polopt.simulation.calibration import check_supported, sample_and_learn
-from polopt.simulation.costs import Costs, Curve, Learning
+from polopt.simulation.costs import Costs, Curve, Learning, MessageCosts
 from polopt.simulation.plan_command import Choice, grown, rank, reason
 from polopt.simulation.predict_function import predict
-from polopt.simulation.predictions import Prediction, bottleneck, predict_with, saturation
+from polopt.simulation.predictions import (
+    Machines,
+    Prediction,
+    bottleneck,
+    predict_with,
+    saturation,
+)
 from polopt.simulation.simulate_command import ADVICE, findings, numbers, report, table
 from polopt.trainers.experiment import Experiment
 from polopt.trainers.presets import PRESETS
@@ -125,6 +131,44 @@ def test_the_rate_of_one_worker_is_the_base_of_the_efficiency(
     assert found.oversubscribed == 0.0
     with pytest.raises(ConfigError, match="got 0"):
         predict_with(calibration, [0], MANY)
+
+
+def test_costs_of_another_strategy_lack_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    def measured(experiment: Any, config: Any, costs: Costs) -> Costs:
+        return dataclasses.replace(costs, exchange_s=0.5)
+
+    def exchange_s(preset: str, known_s: float) -> float:
+        options = {"env": "CartPole-v1", "num_workers": 2, "model": {"fcnet_hiddens": (4,)}}
+        experiment = Experiment.parse(options, PRESETS[preset].preset)
+        costs = Costs(np.zeros(1), np.zeros(1), exchange_s=known_s)
+        return calibration.calibrate(experiment, 0.02, messages=costs).costs.exchange_s
+
+    monkeypatch.setattr(calibration, "exchange_of_two", measured)
+    assert [exchange_s("A2C", 0.0), exchange_s("DDPPO", 0.0), exchange_s("DDPPO", 0.1)] == [
+        0.0,
+        0.5,
+        0.1,
+    ], "an all-reduce is never free"
+
+
+def test_an_interval_covers_caches_that_lose_more_than_was_measured(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(predictions, "LEAST_ANSWERS", 100)
+    monkeypatch.setattr(predictions, "MANY_ANSWERS", 100)
+    waits = np.random.default_rng(0).exponential(0.01, 5000)
+    message = MessageCosts(cold=2.0)
+    calibration = calibrated(
+        "A3C", wait_s=waits, compute_s=0.01, crowded=((2, 1.2),), message=message
+    )
+    two = Machines(cores=2.0)
+    (found,) = predict_with(calibration, [4], two, repeats=2)
+    assert found.oversubscribed == 2.5
+    for factor in (1.1, 2.2):
+        truth = outcome(with_costs(calibration, crowded=((2, factor),)), 4, two)
+        assert found.low < truth.env_steps_per_s < found.high
+    measured = outcome(calibration, 4, two).env_steps_per_s
+    assert found.env_steps_per_s == pytest.approx(measured, rel=0.1), "only the interval changes"
 
 
 def test_the_rate_saturates_where_its_plateau_meets_the_first_line() -> None:
@@ -252,22 +296,32 @@ def test_a_task_is_planned_and_its_grid_measured_once(monkeypatch: pytest.Monkey
         grids.read_way("no strategy fits")
     store: dict[str, Any] = {}
     asked: list[tuple[str, float]] = []
-    rates = dict(zip(map(str, grids.grid()), range(100, 1000), strict=False)) | {str(first): 115.0}
+    ways = grids.grid("Acrobot-v1")
+    assert max(way.options["num_workers"] for way in grids.grid(grids.SLEEPING)) == 16
+    rates = dict(zip(map(str, ways), range(100, 1000), strict=False)) | {str(first): 115.0}
+    failing, others = {str(ways[3])}, 0.0
 
     def measure(way: Any, seconds: float) -> dict[str, Any]:
         asked.append((str(way), seconds))
-        return {"rate": rates[str(way)]}
+        if str(way) in failing:
+            raise RuntimeError("no update within a minute")
+        return {"rate": rates[str(way)], "others": others}
 
     def task() -> None:
         row = {"preset": "A3C", "options": options, "predicted": 117.0}
-        grids.run_task("Acrobot", store, grids.grid(), lambda: row, measure, 2.0, lambda: None)
+        grids.run_task("Acrobot", store, ways, lambda: row, measure, 2.0, lambda: None)
 
     task()
-    best = [str(way) for way in grids.grid()[: -grids.BEST - 1 : -1]]
+    best = [str(way) for way in ways[: -grids.BEST - 1 : -1]]
     assert asked[-4:] == [(str(first), 6.0), *((way, 6.0) for way in best)]
+    assert "no update" in store[f"grid Acrobot: {ways[3]}"]["failed"], "the others are measured"
+    failing.clear()
     count = len(asked)
     task()
-    assert len(asked) == count, "nothing is repeated"
+    assert asked[count:] == [(str(ways[3]), 2.0)], "only what failed is repeated"
+    store[f"grid Acrobot: {ways[0]}"]["others"] = 1.0
+    task()
+    assert asked[count + 1 :] == [(str(ways[0]), 2.0)], "other programs ran meanwhile"
     found = grids.verdict("Acrobot", store)
     assert (found["best"], found["best_rate"], found["good"]) == (best[0], 123, True)
     store[f"again Acrobot: {first}"] = {"rate": 110.0}

@@ -292,8 +292,8 @@ def test_limit_of_a_start_begins_when_ray_has_placed_a_process_that_could_wait()
         clock=clock, waiting=lambda channels: (waiting, len(waiting)), resources=lambda: ({}, {})
     )
     start_up = StartUp("worker", "", transport)
-    worker: Any = SimpleNamespace(index=1, channel=channel, started_s=clock())
-    hangs: Any = SimpleNamespace(index=2, channel=other, started_s=clock())
+    worker: Any = SimpleNamespace(index=1, channel=channel, started_s=clock(), began_s=clock())
+    hangs: Any = SimpleNamespace(index=2, channel=other, started_s=clock(), began_s=clock())
     options = RolloutConfig(env="CartPole-v1", worker_startup_timeout_s=30.0)
     for _ in range(20):
         clock.advance(10.0)
@@ -320,12 +320,12 @@ def test_later_starts_do_not_extend_the_limit_of_a_start() -> None:
 
     hangs, beside = started(1), started(2)
     clock.advance(20.0)
-    start_up.came_up(beside, [hangs])  # both have slowed each other down
+    start_up.came_up(beside)  # both have slowed each other down
     found = []
     for _ in range(4):
         found.append(bool(start_up.overdue([hangs], options, enough_up=True)))
         clock.advance(10.0)
-        start_up.came_up(started(2), [hangs])  # a worker that is restarted again and again
+        start_up.came_up(started(2))  # a worker that is restarted again and again
     assert found == [False, False, False, True]
 
 
