@@ -160,7 +160,10 @@ MPE_PPO: dict[str, Any] = {
     "normalize_rewards": True,
     "num_sgd_iter": 5,
     "sgd_minibatch_size": 480,
-    "lr": [[0, 7e-4], [1_000_000, 7e-5]],
+    # With a gamma of 0.99, seed 0 of simple_spread returned -64 after 1,000,000 steps. With 0.9, it
+    # returned -52 after 100,000 steps. An episode has 25 steps.
+    "gamma": 0.9,
+    "lr": [[0, 1e-3], [300_000, 1e-4]],
     "entropy_coeff": 0.01,
 }
 #: Number of evaluation episodes of the tasks for DQN, PQN, SAC and TD3.
@@ -283,7 +286,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             **DECOUPLED_PPO,
         },
     },
-    # Several agents. The options were chosen before the first run.
+    # Several agents.
     "simple_spread_ppo": {"run": "SyncPPO", "config": {"env": "mpe2:simple_spread_v3", **MPE_PPO}},
     "simple_tag_ppo": {
         "run": "SyncPPO",
@@ -306,7 +309,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "train_batch_size": 64,
             "training_intensity": 8.0,
             "lr": 5e-4,
-            "epsilon": [[0, 1.0], [40_000, 0.05]],
+            "epsilon": [[0, 1.0], [20_000, 0.05]],
             "model": {"fcnet_hiddens": [128, 128]},
         },
     },
@@ -471,9 +474,9 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
-    "simple_spread_v3": Task(1_000_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
+    "simple_spread_v3": Task(300_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
     "simple_spread_v3, evaluated": Task(
-        100_000,
+        50_000,
         (
             Cell("DQN, one shared policy", "simple_spread_dqn"),
             Cell("SAC, one shared policy, continuous actions", "simple_spread_sac"),
@@ -482,7 +485,7 @@ TASKS: dict[str, Task] = {
     ),
     # The return is the one of the hunters against random prey.
     "simple_tag_v3": Task(
-        1_000_000,
+        300_000,
         (Cell("SyncPPO, two policies", "simple_tag_ppo"),),
         episodes=EVALUATION_EPISODES,
     ),

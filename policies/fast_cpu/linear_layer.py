@@ -51,9 +51,8 @@ class LinearLayer:
     def __init__(self, linear: nn.Linear, relu: bool) -> None:
         self.weight: np.ndarray = linear.weight.detach().numpy()  # [out, in]
         self.bias: np.ndarray = linear.bias.detach().numpy()
-        self._transposed = self.weight.T
-        # From this number of rows on, oneDNN may be faster.
-        self._many = math.ceil(_MIN_FUSED / self.weight.size)
+        #: With fewer rows than this number, `affine` uses NumPy.
+        self.many = math.ceil(_MIN_FUSED / self.weight.size)
         #: Zeros `[out]` if ReLU follows. With an array of zeros, NumPy computes a maximum three
         #: times as fast as with the number 0.
         self.zeros = np.zeros(len(self.weight), np.float32) if relu else None
@@ -62,13 +61,7 @@ class LinearLayer:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[B, out]` from inputs `[B, in]`, as a new array."""
-        if len(x) >= self._many:
-            return affine(x, self.weight, self.bias, self.zeros)
-        # These lines do the same as `affine`, but faster, because a policy acts in every
-        # environment step. For 8 rows, the overhead of `@` would be a third of the time.
-        x = x.dot(self._transposed)
-        x += self.bias
-        return x if self.zeros is None else np.maximum(x, self.zeros, out=x)
+        return affine(x, self.weight, self.bias, self.zeros)
 
     def by_inputs(self, gradient: np.ndarray) -> np.ndarray:
         """Computes the gradient with respect to the inputs, `[B, in]`.

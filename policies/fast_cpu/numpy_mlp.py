@@ -133,12 +133,26 @@ class Layers:
         self._with_tanh = [
             (step, i < self._activated and not relu) for i, step in enumerate(self.steps)
         ]
+        self._few = min((step.many for step in self.steps), default=0)
+        self._acting = [
+            (step.weight.T, step.bias, step.zeros, tanh) for step, tanh in self._with_tanh
+        ]
         #: The number of multiplications of a forward pass for one row.
         self.work = sum(step.weight.size for step in self.steps)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[N, out]` from inputs `[N, in]`."""
-        return self.forward(x)[-1]
+        if len(x) >= self._few:
+            return self.forward(x)[-1]
+        # The same as `forward`, but faster for the few rows of one environment step.
+        for transposed, bias, zeros, has_tanh in self._acting:
+            x = x.dot(transposed)
+            x += bias
+            if zeros is not None:
+                np.maximum(x, zeros, out=x)
+            elif has_tanh:
+                np.tanh(x, out=x)
+        return x
 
     def forward(self, x: np.ndarray) -> list[np.ndarray]:
         """Returns a list of the input and the outputs of all layers."""

@@ -642,9 +642,10 @@ def action_chooser(
 
         return mean_action
     noise = dist.draw_noise(rng, *shape) if explore in (True, "random") else None
+    encoded = policy.encoder.is_box  # then rows are encoded observations
 
     def action(t: int, obs: np.ndarray, state: np.ndarray) -> tuple[Any, np.ndarray, np.ndarray]:
-        params, state = policy.act(policy.to_act_on(obs), state)
+        params, state = policy.act(obs if encoded else policy.to_act_on(obs), state)
         return params, dist.sample(params, None if noise is None else noise[t]), state
 
     return action
