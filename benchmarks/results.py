@@ -474,7 +474,13 @@ TASKS: dict[str, Task] = {
         ),
         episodes=EVALUATION_EPISODES,
     ),
-    "simple_spread_v3": Task(300_000, (Cell("SyncPPO, one shared policy", "simple_spread_ppo"),)),
+    "simple_spread_v3": Task(
+        300_000,
+        (
+            Cell("SyncPPO, one shared policy", "simple_spread_ppo"),
+            Cell("RLlib 2.60 PPO, one shared policy", "rllib:result-simple-spread"),
+        ),
+    ),
     "simple_spread_v3, evaluated": Task(
         50_000,
         (
@@ -491,7 +497,7 @@ TASKS: dict[str, Task] = {
     ),
     # The return is the share of games that are won against random play.
     "connect_four_v3": Task(
-        1_000_000,
+        800_000,
         (Cell("SyncPPO, self-play", "connect_four_self_play"),),
         episodes=400,
         decimals=3,

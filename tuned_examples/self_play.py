@@ -42,30 +42,35 @@ class Opponents:
 
 
 class SelfPlay(polopt.Callbacks):
-    """Adds a copy of `main` after every `EVERY` iterations, and removes the oldest of more than
-    `MOST` copies. Reports the share of games that `main` wins against random play."""
+    """Adds a copy of `main` after the first iteration and after every `EVERY` iterations. Of more
+    than `MOST` copies, the first and the newest stay. The first copy is a beginner. Against it,
+    `main` learns to answer moves that good players do not make. Reports the share of games that
+    `main` wins against random play."""
 
     def on_train_result(self, *, trainer: Any, result: dict[str, Any]) -> None:
         """See `polopt.Callbacks`."""
         iteration = result["training_iteration"]
-        if iteration % EVERY:
+        if iteration != 1 and iteration % EVERY:
             return
         share = score(trainer.get_policy("main"), None, GAMES, seed=iteration)
         result["env_runners"].setdefault("custom_metrics", {})[SCORE] = share
-        copies = [*trainer.get_policy().policies, f"main_{iteration}"][1:]  # without `main`
-        opponents = Opponents(copies[-MOST:])
-        trainer.add_policy(copies[-1], copy_of="main", policy_mapping_fn=opponents)
-        for oldest in copies[:-MOST]:
-            trainer.remove_policy(oldest)
+        first, *newer = [*trainer.get_policy().policies, f"main_{iteration}"][1:]  # without `main`
+        removed = newer[: 1 - MOST]
+        opponents = Opponents([first, *newer[len(removed) :]])
+        trainer.add_policy(f"main_{iteration}", copy_of="main", policy_mapping_fn=opponents)
+        for name in removed:
+            trainer.remove_policy(name)
 
 
 def score(policy: Any, opponent: Any, games: int, seed: int) -> float:
     """Plays games of connect four, and returns the share that `policy` wins. A draw counts one
-    half. Each side begins in every second game. Both sample their actions.
+    half. Each side begins in every second game.
 
     Args:
         policy: a policy.
-        opponent: another policy. None means random allowed actions.
+        opponent: another policy. Both sample their actions, because otherwise all games would be
+            the same. None means random allowed actions, and `policy` then plays its most likely
+            actions.
         games: the number of games.
         seed: the seed of random actions.
     """
@@ -75,18 +80,21 @@ def score(policy: Any, opponent: Any, games: int, seed: int) -> float:
     for game in range(games):
         own = f"player_{game % 2}"
         players = {agent: policy if agent == own else opponent for agent in env.possible_agents}
-        total += 0.5 + 0.5 * play(env, players, rng)[own]
+        total += 0.5 + 0.5 * play(env, players, rng, sampled=opponent is not None)[own]
     env.close()
     return total / games
 
 
-def play(env: Any, players: Mapping[str, Any], rng: np.random.Generator) -> dict[str, float]:
+def play(
+    env: Any, players: Mapping[str, Any], rng: np.random.Generator, sampled: bool = True
+) -> dict[str, float]:
     """Plays one episode of an AECEnv of PettingZoo. Returns the return of each agent.
 
     Args:
         env: the environment.
         players: the policy of each agent. None means random allowed actions.
         rng: the generator of random actions, and of the seed of the episode.
+        sampled: whether the policies sample their actions. False means their most likely actions.
     """
     env.reset(seed=int(rng.integers(2**31)))
     returns = dict.fromkeys(env.possible_agents, 0.0)
@@ -100,6 +108,6 @@ def play(env: Any, players: Mapping[str, Any], rng: np.random.Generator) -> dict
             mask = observation["action_mask"] if has_mask else np.ones(env.action_space(agent).n)
             action = int(rng.choice(np.flatnonzero(mask)))
         else:
-            action, _ = players[agent].predict(observation, deterministic=False)
+            action, _ = players[agent].predict(observation, deterministic=not sampled)
         env.step(action)
     return returns

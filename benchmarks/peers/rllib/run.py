@@ -23,6 +23,8 @@ its fastest setting.
 - `learn`: RLlib's tuned example for CartPole-v1 (`cartpole_ppo.py`), two runners of 8 environments.
   `learn-impala`, `learn-appo`: RLlib's examples for IMPALA and APPO, `*-8` with 8 environments per
   runner. `*-acrobot`: the same settings on Acrobot-v1, for which RLlib does not have an example.
+- `result-simple-spread`: the mean return on `simple_spread` at a budget, with one shared policy and
+  the settings of `MPE_PPO` in `benchmarks/results.py`, but without normalisation. One process.
 """
 
 from __future__ import annotations
@@ -286,10 +288,37 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
+def reach_budget(args: argparse.Namespace) -> dict[str, Any]:
+    """Records the learning curve on `simple_spread` up to `--env-steps`."""
+    from mpe2 import simple_spread_v3
+    from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+
+    start_ray()
+    register_env("spread", lambda _: ParallelPettingZooEnv(simple_spread_v3.parallel_env()))
+    model = DefaultModelConfig(
+        fcnet_hiddens=[128, 128], fcnet_activation="tanh", vf_share_layers=False
+    )
+    config = with_shared(base("spread", 16, args.seed), 1600, model)
+    config.env_runners(num_env_runners=0, rollout_fragment_length=100)
+    config.multi_agent(policies={"shared"}, policy_mapping_fn=lambda *_, **__: "shared")
+    config.training(num_epochs=5, minibatch_size=480, gamma=0.9, entropy_coeff=0.01)
+    config.training(lr=[[0, 1e-3], [args.env_steps, 1e-4]])
+    config.reporting(metrics_num_episodes_for_smoothing=measuring.EPISODES)
+    algorithm = config.build_algo()
+    clock = measuring.BudgetClock(args.env_steps)
+    while True:
+        result = algorithm.train()
+        if clock.tick(steps_of(result), result["env_runners"].get("episode_return_mean")):
+            break
+    algorithm.stop()
+    return clock.result()
+
+
 CASES = {
     "sample": sample,
     **dict.fromkeys([*PPO_TASKS, "pong-ppo"], train),
     "learn": learn,
+    "result-simple-spread": reach_budget,
     "impala": train_async,
     "appo": train_async,
     **{

@@ -161,11 +161,11 @@ def test_run_without_named_policies() -> None:
 
 
 @pytest.mark.slow
-def test_example_keeps_the_newest_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example_keeps_the_first_and_the_newest_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the options of the tuned example, and less work."""
     pytest.importorskip("pettingzoo")
     monkeypatch.setattr(self_play, "EVERY", 2)
-    monkeypatch.setattr(self_play, "MOST", 1)
+    monkeypatch.setattr(self_play, "MOST", 2)
     monkeypatch.setattr(self_play, "GAMES", 4)
     small = {"num_envs_per_worker": 2, "rollout_fragment_length": 40, "num_sgd_iter": 1}
     small |= {"sgd_minibatch_size": 80, "min_time_s_per_iteration": 0}
@@ -175,10 +175,10 @@ def test_example_keeps_the_newest_copies(monkeypatch: pytest.MonkeyPatch) -> Non
     for iteration in range(1, 6):
         result = trainer.train()
         reported = result["env_runners"].get("custom_metrics", {})
-        assert (self_play.SCORE in reported) == (iteration % 2 == 0)
-    assert list(trainer.get_policy().policies) == ["main", "main_4"]
+        assert (self_play.SCORE in reported) == (iteration in (1, 2, 4))
+    assert list(trainer.get_policy().policies) == ["main", "main_1", "main_4"]
     assert trainer.get_policy().trained == ["main"]
-    assert set(result["env_runners"]["module_episode_returns_mean"]) <= {"main", "main_4"}
+    assert set(result["env_runners"]["module_episode_returns_mean"]) <= {"main", "main_1", "main_4"}
     past = weights_of(trainer, "main_4")
     assert not np.array_equal(past, before)
     assert not np.array_equal(past, weights_of(trainer, "main"))
@@ -205,7 +205,19 @@ def test_score_counts_wins_of_both_seats() -> None:
             left = int(np.argmax(observation))
             return (left % 3 - 1 if left % 3 else 0), None
 
+    class Notes(Best):
+        def __init__(self) -> None:
+            self.deterministic = set[bool]()
+
+        def predict(self, observation: Any, deterministic: bool) -> Any:
+            self.deterministic.add(deterministic)
+            return super().predict(observation, deterministic)
+
     env, rng = Race(4), np.random.default_rng(0)
+    for sampled in (True, False):
+        notes = Notes()
+        self_play.play(env, {"first": notes, "second": None}, rng, sampled=sampled)
+        assert notes.deterministic == {not sampled}
     for _ in range(20):
         assert self_play.play(env, {"first": Best(), "second": None}, rng)["first"] == 1.0
     returns = [self_play.play(env, {"first": None, "second": None}, rng) for _ in range(50)]
