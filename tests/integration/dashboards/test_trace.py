@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 import ray
-from typer.testing import CliRunner
+from commands import run_command
 
-from polopt.command_line.cli import app
 from polopt.dashboards.data.chrome_trace import self_times_s
 from polopt.rollouts.workers.call_workers import foreach_worker
 from polopt.trainers.presets import A2C, A3C, DDPPO
@@ -131,7 +130,7 @@ def test_shares_of_a_worker_sum_to_one(run: Run) -> None:
 
 def test_command_shows_shares_of_each_process(run: Run) -> None:
     _, names, folder = run
-    done = CliRunner().invoke(app, ["trace", str(folder)])
+    done = run_command(["trace", str(folder)])
     assert done.exit_code == 0, done.output
     lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
     workers = [name for name in lines if name.startswith("worker")]
@@ -169,6 +168,6 @@ def test_unwritable_trace_warns(
 
 
 def test_command_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["trace", str(tmp_path)])
+    done = run_command(["trace", str(tmp_path)])
     assert done.exit_code == 2
     assert "trace=true" in done.stderr
