@@ -80,6 +80,10 @@ class TD3Policy(ReplayPolicy):
 
     Here `noise` is Gaussian with standard deviation `target_noise`, `c` is `target_noise_clip`, and
     `a_stored` is the action in the buffer.
+
+    An update computes all gradients with the weights before the update. So the actor learns with
+    the critics before their step. In the paper, it learns with the critics after their step. The
+    target networks move after the steps of the actor and the critics.
     """
 
     config_class = TD3Config

@@ -31,6 +31,8 @@ from polopt.rollouts.workers.worker_set import WorkerSet
 
 # Tests, and the programs that tests run, start their own Ray even if a cluster is running.
 os.environ["RAY_ADDRESS"] = "local"
+#: The number of worker sets that `worker_pool` keeps.
+POOL_SIZE = 4
 FIGURES = pytest.StashKey[list[tuple[str, str, str]]]()
 
 
@@ -54,6 +56,38 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     terminalreporter.section("faults and their cost")
     for fault, which, figures in rows:
         terminalreporter.write_line(f"{fault:<32}{which:<25}{figures}")
+
+
+#: The files of `make test-integration` that take longest.
+LONGEST = (
+    "command_line/test_cli.py",
+    "trainers/test_trainer.py",
+    "rollouts/transport/test_transport_training.py",
+    "project/test_deletion.py",
+    "dashboards/test_dashboard_page.py",
+    "optimizers/test_many_policies.py",
+    "project/test_write_an_optimizer.py",
+    "optimizers/test_async_replay.py",
+    "collectors/test_gradient_worker.py",
+    "collectors/test_schemes.py",
+    "project/test_first_contact.py",
+    "metrics/test_worker_shares.py",
+    "comparison/test_compare.py",
+    "command_line/test_full_disk.py",
+    "recording/test_rerun.py",
+    "project/test_type_checkers.py",
+    "trainers/test_tuned_examples.py",
+    "rllib/test_migration_page.py",
+    "rllib/test_rllib_scripts.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files that take longest first. All tests of a file run in one process, so at the end
+    of a run, the other process would wait for a long file."""
+    folder = Path(__file__).parent / "integration"
+    place = {folder / name: number for number, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: place.get(item.path, len(place)))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
@@ -153,19 +187,23 @@ def worker_pool(ray_session: None) -> Iterator[Callable[[WorkerConfig], WorkerSe
     """Yields a function that returns a worker set for a config.
 
     The start of a process takes seconds. So the function reuses the processes of the last set with
-    the same number of workers. It starts new processes if the config requires this, or if a worker
-    has died. A set is valid until the next call with the same number of workers.
+    the same number of workers and the same transport. It starts new processes if the config
+    requires this, or if a worker has died. It keeps `POOL_SIZE` sets, and stops the set that was
+    not used for the longest time. A set is valid until the next call with the same number of
+    workers and the same transport.
     """
-    pool: dict[int, WorkerSet] = {}
+    pool: dict[tuple[int, str], WorkerSet] = {}  # the set that was used last is the last one
 
     def get(config: WorkerConfig) -> WorkerSet:
-        num_workers = config.rollout.num_workers
-        workers = pool.pop(num_workers, None)
+        key = (config.rollout.num_workers, config.rollout.transport)
+        workers = pool.pop(key, None)
         if workers is None or not reused(workers, config):
             if workers is not None:
                 workers.stop()
+            elif len(pool) == POOL_SIZE:
+                pool.pop(next(iter(pool))).stop()
             workers = WorkerSet(config)
-        pool[num_workers] = workers
+        pool[key] = workers
         return workers
 
     yield get

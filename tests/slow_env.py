@@ -14,7 +14,7 @@ LIMIT_S = 3.0
 
 
 #: The number of steps in a fragment. Each step takes 0.1 s.
-STEPS = 50
+STEPS = 40
 
 
 class Slow(gymnasium.Env[np.ndarray, int]):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from ray import tune
 from source_tree import ROOT
@@ -66,6 +67,13 @@ callbacks = [Count()]
 """
 
 
+@pytest.fixture(scope="module")
+def attached(ray_session: None) -> dict[str, str]:
+    """Returns the environment variables of a command that attaches to the Ray of the tests. A Ray
+    of its own takes the command seconds, and only some tests are about its start and its end."""
+    return {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+
+
 def train(*arguments: object, cwd: Path, env: dict[str, str] | None = None) -> list[str]:
     """Returns the output lines of a run that ends by itself without an error."""
     command = [*POLOPT, "train", *map(str, arguments), "--results-dir", "results"]
@@ -111,22 +119,24 @@ def test_output_is_labelled_lines(trained: tuple[Path, list[str]]) -> None:
     runs_as_printed(lines, folder)
 
 
-def test_run_that_a_callback_ends_says_so(tmp_path: Path) -> None:
+def test_run_that_a_callback_ends_says_so(tmp_path: Path, attached: dict[str, str]) -> None:
     (tmp_path / "done.py").write_text(
         "import polopt\n"
         "class Done(polopt.Callbacks):\n"
         "    def on_train_result(self, *, trainer, result):\n"
         "        result['done'] = result['training_iteration'] == 2\n"
     )
-    lines = train(small(tmp_path, callbacks="done:Done", num_workers=0), cwd=tmp_path)
+    lines = train(small(tmp_path, callbacks="done:Done", num_workers=0), cwd=tmp_path, env=attached)
     assert len([line for line in lines if line.startswith("return ")]) == 2
     assert "done=True" in line_of(lines, "ended")
 
 
-def test_best_evaluation_is_printed_and_evaluated_next(tmp_path: Path) -> None:
+def test_best_evaluation_is_printed_and_evaluated_next(
+    tmp_path: Path, attached: dict[str, str]
+) -> None:
     evaluation = ["evaluation_interval=1", "evaluation_duration=2", "evaluation_num_workers=1"]
     stop = "stop.evaluation/num_evaluations=1"
-    lines = train(small(tmp_path), stop, *evaluation, cwd=tmp_path)
+    lines = train(small(tmp_path), stop, *evaluation, cwd=tmp_path, env=attached)
     assert any("  evaluation " in line for line in lines)
     best = Path(line_of(lines, "best"))
     assert best == Path(line_of(lines, "results")) / "best_checkpoint"
@@ -182,12 +192,12 @@ def test_tuner_restores_the_experiment(trained: tuple[Path, list[str]]) -> None:
 
 
 def test_restored_run_continues_the_counters(
-    trained: tuple[Path, list[str]], tmp_path: Path
+    trained: tuple[Path, list[str]], tmp_path: Path, attached: dict[str, str]
 ) -> None:
     folder, before = trained
     file = folder / "small.yaml"
     options = ["stop.training_iteration=6", "--restore", folder / "results"]
-    lines = train(file, *options, cwd=tmp_path)
+    lines = train(file, *options, cwd=tmp_path, env=attached)
     old, new = (read_trainer_state(line_of(output, "checkpoint")) for output in (before, lines))
     assert (old["training_iteration"], new["training_iteration"]) == (4, 6)
     assert new["time_total_s"] > old["time_total_s"] > 0
@@ -196,29 +206,29 @@ def test_restored_run_continues_the_counters(
     assert len([line for line in lines if line.startswith("return ")]) == 2
 
 
-def test_module_of_the_current_directory(tmp_path: Path) -> None:
+def test_module_of_the_current_directory(tmp_path: Path, attached: dict[str, str]) -> None:
     (tmp_path / "mygame.py").write_text(GAME)
     (tmp_path / "level.txt").write_text("easy")
     changes = [f"{key}={json.dumps(SMALL[key])}" for key in SMALL if key != "env"]
     more = ["env=mygame:Game-v0", "num_workers=1", "stop.training_iteration=1"]
-    lines = train("SyncPPO", *changes, *more, cwd=tmp_path)
+    lines = train("SyncPPO", *changes, *more, cwd=tmp_path, env=attached)
     assert line_of(lines, "next").endswith("--env mygame:Game-v0")
     runs_as_printed(lines, tmp_path)
 
 
-def test_python_file_of_another_directory(tmp_path: Path) -> None:
+def test_python_file_of_another_directory(tmp_path: Path, attached: dict[str, str]) -> None:
     folder = tmp_path / "experiments"
     folder.mkdir()
     (folder / "beside.py").write_text(
         "import gymnasium\ndef make(): return gymnasium.make('CartPole-v1')\n"
     )
     (folder / "mine.py").write_text(CALLABLE.replace("CONFIG", repr(SMALL)))
-    lines = train("experiments/mine.py", "stop.training_iteration=2", cwd=tmp_path)
+    lines = train("experiments/mine.py", "stop.training_iteration=2", cwd=tmp_path, env=attached)
     assert (tmp_path / "counted").read_text() == "xx", "the callbacks in the file run"
     runs_as_printed(lines, tmp_path)
 
 
-def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
+def test_failed_run_names_the_error_and_its_file(tmp_path: Path, attached: dict[str, str]) -> None:
     (tmp_path / "crash.py").write_text(
         "import gymnasium\n"
         "class Crash(gymnasium.Wrapper):\n"
@@ -227,7 +237,9 @@ def test_failed_run_names_the_error_and_its_file(tmp_path: Path) -> None:
         f"run = 'A2C'\nconfig = {{**{SMALL!r}, 'env': make}}\n"
     )
     command = [*POLOPT, "train", "crash.py", "--results-dir", "results"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=attached, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     assert done.stderr.startswith("error: ")
@@ -249,10 +261,14 @@ config = {**CONFIG, "env": make}
 """
 
 
-def test_unwritable_checkpoint_ends_with_one_error(tmp_path: Path) -> None:
+def test_unwritable_checkpoint_ends_with_one_error(
+    tmp_path: Path, attached: dict[str, str]
+) -> None:
     (tmp_path / "full.py").write_text(FULL.replace("CONFIG", repr(SMALL)))
     command = [*POLOPT, "train", "full.py", "--results-dir", "results", "--checkpoint-every", "1"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=attached, capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 1
     assert "Traceback" not in done.stdout + done.stderr
     found = re.fullmatch(
@@ -402,8 +418,13 @@ def usual_first(usual: list[Any], others: list[Any]) -> list[Any]:
     usual_first(
         # Ctrl-C and a closed terminal signal the process group. A service manager signals one
         # process.
-        [(signal.SIGINT, "group"), (signal.SIGTERM, "process"), (signal.SIGHUP, "group")],
-        [(signal.SIGINT, "process"), (signal.SIGTERM, "group"), (signal.SIGHUP, "process")],
+        [(signal.SIGINT, "group"), (signal.SIGTERM, "process")],
+        [
+            (signal.SIGINT, "process"),
+            (signal.SIGTERM, "group"),
+            (signal.SIGHUP, "group"),
+            (signal.SIGHUP, "process"),
+        ],
     ),
 )
 def test_signal_keeps_a_checkpoint(tmp_path: Path, number: signal.Signals, target: str) -> None:
@@ -444,16 +465,16 @@ def caught_signals(pid: int) -> int:
     usual_first(
         [
             ("", 0.0, True),  # before the output "starting Ray", so Ray does not start
-            ("starting Ray", 0.0, False),
             ("starting Ray", 0.5, True),
-            ("starting Ray", 1.5, False),
             ("starting workers", 0.0, False),
         ],
         [
             ("", 0.0, False),
             ("", 1.0, True),
+            ("starting Ray", 0.0, False),
             ("starting Ray", 0.0, True),
             ("starting Ray", 0.5, False),
+            ("starting Ray", 1.5, False),
             ("starting Ray", 1.5, True),
             ("starting workers", 0.0, True),
         ],
@@ -577,9 +598,11 @@ def test_second_signal_ends_a_stuck_run_at_once(tmp_path: Path) -> None:
     assert read_trainer_state(line_of(out.splitlines(), "checkpoint"))["training_iteration"] == 2
 
 
-def test_sweep_trains_each_preset_and_names_the_best(tmp_path: Path) -> None:
+def test_sweep_trains_each_preset_and_names_the_best(
+    tmp_path: Path, attached: dict[str, str]
+) -> None:
     grid = ["preset={grid_search: [A2C, SyncPPO]}", "lr=tune.loguniform(1e-4, 1e-2)"]
-    lines = train(small(tmp_path), *grid, "stop.training_iteration=1", cwd=tmp_path)
+    lines = train(small(tmp_path), *grid, "stop.training_iteration=1", cwd=tmp_path, env=attached)
     assert len([line for line in lines if line.startswith("return ")]) == 2
     folder = Path(line_of(lines, "results"))
     results = [json.loads(file.read_text()) for file in folder.glob("*/result.json")]
@@ -593,12 +616,11 @@ def test_sweep_trains_each_preset_and_names_the_best(tmp_path: Path) -> None:
     assert state["config"]["optimizer"]["name"] == "sync_samples"
 
 
-def test_command_line_trains(tmp_path: Path) -> None:
+def test_command_line_trains(tmp_path: Path, attached: dict[str, str]) -> None:
     code = "from polopt.command_line.cli import main; main()"
     command = [sys.executable, "-c", code, "train", "cartpole_ppo", "stop.training_iteration=1"]
-    done = subprocess.run(
-        [*command, "--results-dir", str(tmp_path)], capture_output=True, text=True, timeout=300
-    )
+    command += ["--results-dir", str(tmp_path)]
+    done = subprocess.run(command, env=attached, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.rglob("result.json")
     results = [json.loads(line) for line in path.read_text().splitlines()]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
 import yaml
 from waiting import wait_until
 
@@ -34,9 +35,11 @@ EXPERIMENT: dict[str, Any] = {
 
 
 def compare(*arguments: object, cwd: Path) -> str:
-    """Returns the output of a comparison that ends without an error."""
+    """Returns the output of a comparison that ends without an error. It attaches to the Ray of the
+    tests."""
     command = [*POLOPT, "compare", *map(str, arguments)]
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+    env = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
     return done.stdout
@@ -55,7 +58,7 @@ def decisions(folder: Path) -> Any:
 
 
 @pytest.mark.timeout(400)
-def test_killed_and_continued_command_decides_the_same(tmp_path: Path) -> None:
+def test_killed_and_continued_command_decides_the_same(ray_session: None, tmp_path: Path) -> None:
     """Kills the command while it trains the second seed or a later one, and continues it. Another
     comparison runs without a kill, in Python. Then the finished runs are compared."""
     (tmp_path / "small.yaml").write_text(yaml.dump(EXPERIMENT))

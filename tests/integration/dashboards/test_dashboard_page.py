@@ -32,7 +32,11 @@ TABS = [
     "SyncGradients", "SyncSamples", "Faults", "Learner",
 ]  # fmt: skip
 HOSTILE = '<img src=x onerror="window.attacked=1"><script>window.attacked=1</script>'
-LOOKS = [(1280, "light"), (1280, "dark"), (800, "light"), (800, "dark")]
+LOOKS = [(1280, "light"), (800, "dark"), (1280, "dark"), (800, "light")]
+#: The usual tests have each width and each colour once.
+every_look = pytest.mark.parametrize(
+    "looks", [LOOKS[:2], pytest.param(LOOKS[2:], marks=pytest.mark.slow)], ids=["two", "others"]
+)
 # The number of traces with data in each plot, or -1 for a plot that is not drawn yet.
 POINTS = """[...document.querySelectorAll('.js-plotly-plot')].map(plot => !plot._fullData ? -1 :
     (plot.data || []).reduce((n, t) => n + ((t.x && (t.x.length || t.x.bdata)) ? 1 : 0), 0))"""
@@ -148,13 +152,16 @@ def brightness(browser: Browser, selector: str) -> int:
     return sum(map(int, color.strip("rgba()").split(",")[:3]))
 
 
-def test_every_tab_has_plots_and_no_overlap(browser: Browser, address: str) -> None:
-    browser.look(*LOOKS[0])
+@every_look
+def test_every_tab_has_plots_and_no_overlap(
+    browser: Browser, address: str, looks: list[tuple[int, str]]
+) -> None:
+    browser.look(*looks[0])
     browser.open(address)
     browser.wait_for(f"document.querySelectorAll('[role=tab]').length === {len(TABS)}")
     for tab in TABS:
         click_tab(browser, tab)
-        for look in LOOKS:
+        for look in looks:
             browser.look(*look)
             plots = drawn_plots(browser)
             assert len(plots) >= 2, tab
@@ -265,12 +272,15 @@ def test_server_listens_on_loopback_only(address: str) -> None:
             other.connect(("127.0.0.2", port))
 
 
-def test_report_opens_without_network(browser: Browser, report: Path) -> None:
+@every_look
+def test_report_opens_without_network(
+    browser: Browser, report: Path, looks: list[tuple[int, str]]
+) -> None:
     browser.send(
         "Network.emulateNetworkConditions",
         offline=True, latency=0, downloadThroughput=0, uploadThroughput=0,
     )  # fmt: skip
-    for look in LOOKS:
+    for look in looks:
         browser.look(*look)
         browser.open(report.as_uri())
         browser.wait_for("document.readyState === 'complete'")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ray
+from commands import run_command
 
 from polopt.dashboards.data.chrome_trace import self_times_s
 from polopt.rollouts.workers.call_workers import foreach_worker
@@ -127,21 +130,21 @@ def test_shares_of_a_worker_sum_to_one(run: Run) -> None:
 
 def test_command_shows_shares_of_each_process(run: Run) -> None:
     _, names, folder = run
-    command = [sys.executable, "-m", "polopt.command_line.cli", "trace", str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 0, done.stderr
+    done = run_command(["trace", str(folder)])
+    assert done.exit_code == 0, done.output
     lines = {line.split("  ")[0]: line for line in done.stdout.splitlines()}
     workers = [name for name in lines if name.startswith("worker")]
     assert list(lines) == ["trace", "steps", "driver", *workers, "open"]
     assert all(f" {name} " in lines[workers[0]] for name in names)
 
 
-def test_polopt_train_keeps_the_trace_with_the_results(tmp_path: Path) -> None:
+def test_polopt_train_keeps_the_trace_with_the_results(ray_session: None, tmp_path: Path) -> None:
     keys = {**CONFIG, "num_workers": 0}
     changes = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
     command = [sys.executable, "-m", "polopt.command_line.cli", "train", "A2C", *changes]
     command += ["stop.training_iteration=6", "--results-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    env = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     (file,) = tmp_path.rglob("trace.json")
     assert (file.parent / "result.json").exists()
@@ -165,7 +168,6 @@ def test_unwritable_trace_warns(
 
 
 def test_command_without_a_trace_says_how_to_make_one(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "polopt.command_line.cli", "trace", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=150)
-    assert done.returncode == 2
+    done = run_command(["trace", str(tmp_path)])
+    assert done.exit_code == 2
     assert "trace=true" in done.stderr

@@ -128,9 +128,9 @@ def test_shares_sum_to_one_and_other_is_small(worker_pool: Pool, cls: Any) -> No
 
 @pytest.mark.usefixtures("ray_session")
 def test_phase_report_is_the_time_of_tune_and_of_checkpoints(tmp_path: Path) -> None:
-    # These are all optimizers that learn from samples, because the trials have the same policy.
-    of_samples = {cls: options for cls, options in OPTIMIZERS.items() if cls is not SyncReplay}
-    optimizers = [{"name": cls.name, **options} for cls, options in of_samples.items()]
+    # One optimizer has the driver apply gradients, and the other lets its workers learn.
+    classes = (AsyncGradients, DecentralizedAllReduce)
+    optimizers = [{"name": cls.name, **OPTIMIZERS[cls]} for cls in classes]
     grid = tune.Tuner(
         SavesSlowly,
         param_space={

@@ -59,7 +59,14 @@ def trainer_of(name: str, **options: Any) -> Any:
     )
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS.names())
+#: These optimizers train two policies in the other tests of this module.
+ELSEWHERE = {"async_gradients", "sync_gradients", "sync_samples"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=SLOW if n in ELSEWHERE else []) for n in OPTIMIZERS.names()],
+)
 def test_optimizer_trains_several_policies(ray_session: None, name: str) -> None:
     trainer = trainer_of(name)
     before = trainer.get_policy().get_weights().flat

@@ -25,8 +25,16 @@ STRATEGIES: dict[str, tuple[type[PolicyOptimizer], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("transport", ["ray", "socket"])
-@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        *zip(STRATEGIES, ("socket", "ray"), strict=True),
+        *(
+            pytest.param(name, transport, marks=pytest.mark.slow)
+            for name, transport in zip(STRATEGIES, ("ray", "socket"), strict=True)
+        ),
+    ],
+)
 def test_first_result_of_a_replacement_is_of_weights_since_its_start(
     worker_pool: Pool, monkeypatch: pytest.MonkeyPatch, name: str, transport: str
 ) -> None:

@@ -32,9 +32,17 @@ FROM_SAMPLES = [
 ]
 
 
+#: The usual tests have one optimizer for each place of learning: in the worker that sampled, in the
+#: driver, and in each rank.
+USUAL = {"async_gradients", "async_samples", "decentralized_allreduce"}
+
+
 @pytest.mark.parametrize(
     ("name", "below"),
-    [*((name, 0) for name in FROM_SAMPLES), ("async_gradients", 1)],
+    [
+        *(pytest.param(n, 0, marks=[] if n in USUAL else pytest.mark.slow) for n in FROM_SAMPLES),
+        ("async_gradients", 1),
+    ],
 )
 def test_learner_has_the_states_and_moments_of_workers(
     ray_session: None, name: str, below: int

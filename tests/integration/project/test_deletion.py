@@ -21,8 +21,9 @@ ADD_ONS = (
     *("policies/fast_cpu", "policies/fast_gpu"),
 )
 
-#: Trains SyncPPO through Tune, with a checkpoint, and then the given presets. Without collectors,
-#: an option that only they support is an error. So are names of RLlib without the add-on `rllib`.
+#: Trains SyncPPO with a checkpoint, and then the given presets. With presets, SyncPPO trains
+#: through Tune, whose start takes seconds. Without collectors, an option that only they support is
+#: an error. So are names of RLlib without the add-on `rllib`.
 PROGRAM = """
 import sys
 import polopt
@@ -51,10 +52,18 @@ if "rllib" in sys.argv[3]:
         assert "unknown key 'num_env_runners'" in str(error), error
     else:
         raise AssertionError("num_env_runners was accepted")
-best = tune.Tuner(polopt.SyncPPO, param_space=learns, run_config=run).fit()[0]
-assert best.error is None and polopt.load(best.checkpoint.path) is not None
+if sys.argv[4:]:
+    best = tune.Tuner(polopt.SyncPPO, param_space=learns, run_config=run).fit()[0]
+    assert best.error is None
+    result, saved = best.metrics, best.checkpoint.path
+else:
+    trainer = polopt.SyncPPO(learns, log_dir=sys.argv[2])
+    result, saved = trainer.train(), sys.argv[2] + "/saved"
+    trainer.save(saved)
+    trainer.stop()
+assert polopt.load(saved) is not None
 expected = "torch" if "fast_cpu" in sys.argv[3] else "NumPy"
-assert best.metrics["optimizer"]["learns_with"] == expected, best.metrics["optimizer"]
+assert result["optimizer"]["learns_with"] == expected, result["optimizer"]
 for name in sys.argv[4:]:
     env = "Pendulum-v1" if name in ("SAC", "TD3") else "CartPole-v1"
     needed = {"num_workers": 1} if name in ("A3C", "DDPPO", "IMPALA", "APPO", "ApexDQN") else {}
@@ -108,7 +117,7 @@ def test_each_add_on_is_known() -> None:
     "deleted", [*((name,) for name in ADD_ONS), ADD_ONS], ids=[*ADD_ONS, "all of them"]
 )
 def test_everything_else_trains(deleted: tuple[str, ...], tmp_path: Path) -> None:
-    """With all add-ons deleted, trains every preset. With one deleted, only SyncPPO."""
+    """With all add-ons deleted, trains every preset. With one deleted, trains only SyncPPO."""
     presets = [*PRESETS.keys() - {"PolicyOptimizerTrainer"}] if deleted == ADD_ONS else []
     source = copy_without(deleted, tmp_path / "copy")
     results = str(tmp_path / "results")
@@ -119,14 +128,30 @@ def test_everything_else_trains(deleted: tuple[str, ...], tmp_path: Path) -> Non
     assert done.stdout.endswith("trained\n")
 
 
+#: Keeps the first case of each test. More cases of the same test need the same modules.
+FIRST_CASES = """
+
+def pytest_collection_modifyitems(items):
+    first = {}
+    for item in items:
+        first.setdefault(item.nodeid.partition("[")[0], item)
+    items[:] = first.values()
+"""
+
+
 @pytest.mark.timeout(1200)
-def test_unit_tests_of_the_core_pass_without_add_ons(tmp_path: Path) -> None:
+@pytest.mark.parametrize("cases", ["first", pytest.param("all", marks=pytest.mark.slow)])
+def test_unit_tests_of_the_core_pass_without_add_ons(cases: str, tmp_path: Path) -> None:
     """Leaves out the tests in `project`, which check the whole repository. Leaves out the tests in
     `optimizers`, too: they simulate many processes and take a third of the time, and
     `test_everything_else_trains` trains with each optimizer."""
     source = copy_without(ADD_ONS, tmp_path / "copy")
     for folder in ("project", "optimizers"):
         shutil.rmtree(source / "tests" / "unit" / folder)
-    done = run(source, "-m", "pytest", "tests/unit", "-q", "-n", "2", "-x", timeout=1180)
+    if cases == "first":
+        with (source / "tests" / "conftest.py").open("a") as file:
+            file.write(FIRST_CASES)
+    # One process, because `make test-integration` has as many processes as the machine has cores.
+    done = run(source, "-m", "pytest", "tests/unit", "-q", "-n", "0", "-x", timeout=1180)
     assert done.returncode == 0, done.stdout[-5000:]
     assert " passed" in done.stdout.splitlines()[-1]

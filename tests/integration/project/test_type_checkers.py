@@ -21,6 +21,7 @@ from source_tree import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BIN = Path(sys.executable).parent
+USERS = "script_of_a_user.py"
 #: A user's script. The comment of a line is a part of the error that both checkers find there.
 SCRIPT = """
 import polopt
@@ -111,22 +112,29 @@ def pyright(folder: Path) -> list[tuple[str, int, str]]:
     ]
 
 
-@pytest.mark.parametrize("check", [mypy, pyright])
-def test_code_of_the_documentation_is_accepted(check: Any, tmp_path: Path) -> None:
-    scripts = documented(tmp_path)
-    assert len(scripts) > 10
-    assert check(tmp_path) == []
+@pytest.fixture(scope="module", params=[mypy, pyright], ids=lambda check: check.__name__)
+def errors(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, list[tuple[str, int, str]]]:
+    """Returns a checker, and its errors in the code of the documentation and in a user's script. It
+    checks both at once, because it needs most of its time for polopt and for torch."""
+    folder = tmp_path_factory.mktemp("checked")
+    assert len(documented(folder)) > 10
+    (folder / USERS).write_text(SCRIPT)
+    return request.param, request.param(folder)
 
 
-@pytest.mark.parametrize("check", [mypy, pyright])
-def test_errors_of_a_user_are_found_and_nothing_else(check: Any, tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text(SCRIPT)
+def test_code_of_the_documentation_is_accepted(errors: Any) -> None:
+    assert [one for one in errors[1] if Path(one[0]).name != USERS] == []
+
+
+def test_errors_of_a_user_are_found_and_nothing_else(errors: Any) -> None:
     wrong = {
         number: line.split("  # ")[1]
         for number, line in enumerate(SCRIPT.splitlines(), 1)
         if "  # " in line
     }
-    found = check(tmp_path)
+    check, found = errors[0], [one for one in errors[1] if Path(one[0]).name == USERS]
     assert {number for _, number, _ in found} == set(wrong)
     for number, said in wrong.items():
         assert any(said in text for _, at, text in found if at == number), said

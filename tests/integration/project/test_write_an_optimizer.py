@@ -126,7 +126,7 @@ def test_every_fault_at_once_is_counted(
         trainer.stop()
 
 
-@pytest.mark.parametrize("transport", ["ray", "socket"])
+@pytest.mark.parametrize("transport", [pytest.param("ray", marks=pytest.mark.slow), "socket"])
 def test_killed_shard_is_replaced(transport: str, ray_session: None) -> None:
     plugin("fragment_replay")
     trainer = polopt.PolicyOptimizerTrainer(

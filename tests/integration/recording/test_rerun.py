@@ -45,7 +45,6 @@ STRATEGIES: dict[str, dict[str, Any]] = {
 #: Cases that `make test-integration` runs. `make test-slow` runs each strategy on each transport.
 OFTEN = [
     ("async_gradients", "socket"),
-    ("async_samples", "ray"),
     ("allreduce", "socket"),
     ("async_replay", "ray"),
 ]

@@ -26,7 +26,7 @@ def test_sigkill_leaves_the_other_checkpoint_complete(tmp_path: Path) -> None:
     """Like Tune, the process writes to two directories in turn. After a kill at any time, one
     checkpoint is complete. The other checkpoint is complete or refused."""
     outcomes, refusals = [], []
-    for wait_ms in (3, 11, 17, 29):
+    for wait_ms in (3, 17):
         root = tmp_path / str(wait_ms)
         writer = subprocess.Popen(
             [sys.executable, "-c", _WRITER, str(root)], stdout=subprocess.PIPE, text=True

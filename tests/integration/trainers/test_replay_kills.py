@@ -97,7 +97,7 @@ class Run:
         self.process.communicate(timeout=60)
 
 
-@pytest.mark.parametrize("preset", ["DQN", "SAC", "TD3"])
+@pytest.mark.parametrize("preset", ["DQN", "SAC", pytest.param("TD3", marks=pytest.mark.slow)])
 def test_killed_run_continues_bit_for_bit(preset: str, tmp_path: Path) -> None:
     run = Run(preset)
     for _ in range(4):  # the ring of 300 rows wraps

@@ -39,6 +39,10 @@ TINY: dict[str, Any] = {
     "seed": 1,
 }
 FOUR = [A3C, A2C, SyncPPO, DDPPO]
+#: A2C and SyncPPO have the same optimizer, so the usual tests have one of them.
+usual_presets = pytest.mark.parametrize(
+    "preset", [A3C, pytest.param(A2C, marks=pytest.mark.slow), SyncPPO, DDPPO]
+)
 OPTIMIZERS = ["async_gradients", "sync_samples", "decentralized_allreduce"]
 
 
@@ -148,13 +152,13 @@ def test_every_result_has_the_same_keys(preset: type[PolicyOptimizerTrainer]) ->
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("preset", FOUR)
+@usual_presets
 def test_ray_validates_save_and_restore(preset: type[PolicyOptimizerTrainer]) -> None:
     assert validate_save_restore(preset, smallest(preset))
 
 
 @pytest.mark.usefixtures("ray_session")
-@pytest.mark.parametrize("preset", FOUR)
+@usual_presets
 def test_tune_run_by_name(preset: type[PolicyOptimizerTrainer], tmp_path: Path) -> None:
     from ray.rllib.utils.test_utils import check_learning_achieved  # a slow import
 
@@ -244,6 +248,7 @@ def test_asha_with_reused_actors(tmp_path: Path) -> None:
     assert grid.get_best_result().metrics
 
 
+@pytest.mark.slow  # tests of dashboards, of several policies and of docs/examples run PBT, too
 @pytest.mark.usefixtures("ray_session")
 def test_population_based_training(tmp_path: Path) -> None:
     grid = tune.Tuner(

@@ -66,7 +66,7 @@ def test_example_has_goal_budget_and_measurement(name):
 
 @pytest.mark.timeout(600)
 def test_showcase_ends_with_a_table_of_three_strategies(tmp_path):
-    code = "from polopt.tuned_examples.showcase import main; main(goal=30)"
+    code = "from polopt.tuned_examples.showcase import main; main(goal=20)"
     environ = {**os.environ, "HOME": str(tmp_path), "COLUMNS": "120"}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=500

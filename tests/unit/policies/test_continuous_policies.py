@@ -285,6 +285,54 @@ def test_actor_is_delayed() -> None:
     assert (int(state["network"]["step"]), int(state["critics"]["step"])) == (2, 7)
 
 
+@every_backend
+def test_update_has_gradients_of_the_weights_before_it_and_targets_of_those_after_it(
+    fast: bool,
+) -> None:
+    """The critics learn first from targets of networks that have not moved. The actor learns with
+    the critics from before the update. The target networks move to the weights after the update."""
+    options = {"critic_lr": 0.1, "actor_lr": 0.1, "tau": 0.25, "policy_delay": 2}
+    policy = shaken(replay_policy("td3", fast_cpu=fast, target_noise=0.0, **options))
+    flat, parts = policy.flat, policy.flat.segments
+    rows = transitions(policy, 64)
+
+    def losses() -> dict[str, float]:
+        targets = expected_target(policy, rows, np.zeros((64, 2)))
+        return total_loss(policy, rows, targets, np.zeros((64, 2)))
+
+    def slope(params: np.ndarray, direction: np.ndarray) -> float:
+        """Returns the derivative of the actor's loss in a direction of the actor's weights."""
+        found = []
+        for step in (1e-3, -1e-3):
+            moved = params.copy()
+            moved[parts["network"]] += step * direction
+            flat.set_params(moved)
+            found.append(losses()["network"])
+        return (found[0] - found[1]) / 2e-3
+
+    for update in range(1, 7):
+        before, expected = flat.get_params(), losses()
+        stats, _ = policy.learn_on_transitions(rows)
+        after, gradient = flat.get_params(), flat.get_grads()[parts["network"]]
+        assert stats["vf_loss"] == pytest.approx(expected["critics"], rel=1e-3)
+        moved = {name for name, part in parts.items() if (before[part] != after[part]).any()}
+        if update % 2:
+            assert moved == {"critics"}
+            continue
+        assert moved == set(parts)
+        direction = gradient / np.linalg.norm(gradient)
+        mixed = before.copy()
+        mixed[parts["critics"]] = after[parts["critics"]]
+        size, with_new_critics = np.linalg.norm(gradient), slope(mixed, direction)
+        assert slope(before, direction) == pytest.approx(size, rel=0.02)
+        assert with_new_critics != pytest.approx(size, rel=0.05), "the order matters here"
+        flat.set_params(after)
+        for name in ("network", "critics"):
+            target = parts["target_network" if name == "network" else "target_critics"]
+            new = before[target] + 0.25 * (after[parts[name]] - before[target])
+            np.testing.assert_allclose(after[target], new, atol=1e-6)
+
+
 def test_exploration_noise_is_clipped_and_follows_its_schedule() -> None:
     policy = replay_policy("td3", exploration_noise=[[0, 0.5], [100, 0.1]])
     obs = np.zeros((20_000, 3), np.float32)

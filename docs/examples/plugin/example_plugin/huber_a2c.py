@@ -34,5 +34,5 @@ class HuberA2C(polopt.ActorCriticPolicy):
         policy_loss = -(log_prob * rows["advantages"]).mean()
         vf_loss = huber_loss(values, rows["value_targets"], delta=self.config.huber_delta)
         entropy = self.dist.entropy(params).mean()
-        loss = policy_loss + self.config.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
+        loss = policy_loss + self.vf_loss_coeff * vf_loss - self.entropy_coeff * entropy
         return loss, {"policy_loss": policy_loss, "vf_loss": vf_loss, "entropy": entropy}

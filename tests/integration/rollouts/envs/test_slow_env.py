@@ -45,8 +45,8 @@ def test_slow_steps_are_no_hang(make: Any, transport: str) -> None:
     workers = make(transport=transport)
     optimizer = make_optimizer(SyncSamples, workers)
     workers.up()
-    assert [optimizer.step().env_steps_sampled for _ in range(2)] == [STEPS] * 2
-    assert optimizer.timers["sample"].total_s > 2 * LIMIT_S
+    assert optimizer.step().env_steps_sampled == STEPS
+    assert optimizer.timers["sample"].total_s > LIMIT_S
     assert workers.faults.num_restarts == 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import signal
 import sys
@@ -178,7 +179,7 @@ def test_odd_answer_is_the_workers_failure(ray_session: None, transport: str) ->
 
 @both_transports
 def test_killed_and_stopped_workers_are_replaced(worker_pool: Pool, transport: str) -> None:
-    options = {"num_workers": 2, "worker_timeout_s": 15.0, "transport": transport}
+    options = {"num_workers": 2, "worker_timeout_s": 8.0, "transport": transport}
     optimizer = async_gradients(worker_pool, options)
     optimizer.step()
     for number, sent in enumerate((signal.SIGKILL, signal.SIGSTOP)):
@@ -280,8 +281,18 @@ def test_synchronous_weights_are_equal_over_sockets_and_through_ray(
     np.testing.assert_array_equal(*learned)
 
 
-@both_transports
-@pytest.mark.parametrize("name", OPTIMIZERS)
+#: The transport on which a test kills workers of an optimizer. On the other one, it is a slow test.
+KILLED_ON = dict(zip(OPTIMIZERS, itertools.cycle(["ray", "socket"])))
+
+
+@pytest.mark.parametrize(
+    ("name", "transport"),
+    [
+        pytest.param(name, transport, marks=[] if transport == usual else pytest.mark.slow)
+        for name, usual in KILLED_ON.items()
+        for transport in ("ray", "socket")
+    ],
+)
 def test_every_optimizer_replaces_a_killed_worker(
     worker_pool: Pool, name: str, transport: str
 ) -> None:
