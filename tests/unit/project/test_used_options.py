@@ -21,8 +21,6 @@ from polopt.trainers.trainer_config import TrainerConfig
 #: Options that neither the docs nor an example set, and the libraries that have them.
 OF_OTHER_LIBRARIES = {
     "standardize_advantages": "RLlib 0.8: `standardize_fields` of its optimizers",
-    "use_critic": "RLlib 0.8: A3C and PPO",
-    "vf_loss_coeff": "RLlib 0.8: A3C, PPO, IMPALA and APPO",
     "vtrace_clip_rho_threshold": "RLlib 0.8: IMPALA and APPO",
     "vtrace_clip_pg_rho_threshold": "RLlib 0.8: IMPALA and APPO",
 }
