@@ -329,6 +329,8 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "lr": 5e-4,
         },
     },
+    # An episode has about 200 steps. With a gamma of 0.99, the return rose to 10 and fell to 5 again,
+    # because zombies that are killed early count more than episodes that last longer.
     "knights_archers_ppo": {
         "run": "SyncPPO",
         "config": {
@@ -338,10 +340,10 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "num_envs_per_worker": 4,
             "rollout_fragment_length": 256,
             "model": {"fcnet_hiddens": [128, 128]},
-            "normalize_observations": True,
+            "gamma": 0.999,
             "num_sgd_iter": 4,
             "sgd_minibatch_size": 512,
-            "lr": [[0, 5e-4], [300_000, 5e-5]],
+            "lr": [[0, 3e-4], [300_000, 3e-5]],
             "entropy_coeff": 0.01,
         },
     },
