@@ -329,8 +329,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "lr": 5e-4,
         },
     },
-    # An episode has about 200 steps. With a gamma of 0.99, the return rose to 10 and fell to 5 again,
-    # because zombies that are killed early count more than episodes that last longer.
+    # An episode has about 200 steps.
     "knights_archers_ppo": {
         "run": "SyncPPO",
         "config": {

@@ -41,8 +41,8 @@ def test_override_replaces_existing_name() -> None:
 
 def test_other_processes_get_what_the_driver_registered(monkeypatch: pytest.MonkeyPatch) -> None:
     known: dict[str, Any] = {}  # replaces Tune's registry
-    monkeypatch.setattr(registry_module, "share", known.__setitem__)
-    monkeypatch.setattr(registry_module, "shared", known.get)
+    monkeypatch.setattr("ray.tune.register_env", known.__setitem__)
+    monkeypatch.setattr(registry_module, "registered", lambda _, name: known.get(name))
     driver, trial = make_registry(), make_registry()
     driver.register("mine", First)
     driver.register("built_in", Second, override=True)
