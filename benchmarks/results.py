@@ -329,20 +329,23 @@ UNTUNED: dict[str, dict[str, Any]] = {
             "lr": 5e-4,
         },
     },
-    # An episode has about 200 steps.
+    # Two policies, because an observation does not say whether its agent is an archer or a knight.
+    # One shared policy reached 10 and fell to 5 again.
     "knights_archers_ppo": {
         "run": "SyncPPO",
         "config": {
             "env": "pettingzoo.butterfly:knights_archers_zombies_v11",
             "env_config": {"max_zombies": 10, "max_cycles": 900},
+            "policies": ["archers", "knights"],
+            "policy_mapping_fn": {"archer_*": "archers", "knight_*": "knights"},
             "num_workers": 0,
-            "num_envs_per_worker": 4,
+            "num_envs_per_worker": 8,
             "rollout_fragment_length": 256,
             "model": {"fcnet_hiddens": [128, 128]},
-            "gamma": 0.999,
-            "num_sgd_iter": 4,
+            "gamma": 0.99,
+            "num_sgd_iter": 8,
             "sgd_minibatch_size": 512,
-            "lr": [[0, 3e-4], [300_000, 3e-5]],
+            "lr": [[0, 5e-4], [400_000, 5e-5]],
             "entropy_coeff": 0.01,
         },
     },
@@ -504,7 +507,7 @@ TASKS: dict[str, Task] = {
         decimals=3,
     ),
     "knights_archers_zombies_v11": Task(
-        300_000, (Cell("SyncPPO, one shared policy", "knights_archers_ppo"),), decimals=1
+        400_000, (Cell("SyncPPO, two policies", "knights_archers_ppo"),), decimals=1
     ),
     "MinAtar/Breakout-v1, evaluated": Task(
         500_000,
