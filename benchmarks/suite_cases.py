@@ -47,15 +47,16 @@ class Case:
 
 _PPO_ON_HALF_CHEETAH = (
     Opponent("sb3", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), 3.0),
+    Opponent("sbx", ("ppo-16-halfcheetah", "ppo-16-subproc-halfcheetah"), None),
     Opponent("cleanrl", ("ppo-16-halfcheetah", "ppo-16-async-halfcheetah"), 3.0),
     Opponent("rllib", ("ppo-halfcheetah",), 3.0),
     Opponent("sample_factory", ("ppo-8-halfcheetah", "ppo-10-halfcheetah"), 3.0),
 )
 _PPO_ON_BREAKOUT = (
-    Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 3.0),
-    Opponent("cleanrl", ("ppo-16-breakout", "ppo-16-async-breakout"), 3.0),
-    Opponent("rllib", ("ppo-breakout",), 3.0),
-    Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 3.0),
+    Opponent("sb3", ("ppo-16-breakout", "ppo-16-subproc-breakout"), 1.8),
+    Opponent("cleanrl", ("ppo-16-breakout", "ppo-16-async-breakout"), 1.8),
+    Opponent("rllib", ("ppo-breakout",), 1.8),
+    Opponent("sample_factory", ("ppo-8-breakout", "ppo-10-breakout"), 1.8),
 )
 
 #: The goals of whole loops beside the fastest peers, with one and with two cores.
@@ -116,8 +117,19 @@ CASES = (
         "ppo",
         (
             Opponent("sb3", ("ppo-16", "ppo-8", "ppo-16-subproc"), 3.0),
+            Opponent("sbx", ("ppo-16", "ppo-8"), None),
             Opponent("cleanrl", ("ppo-16", "ppo-8"), 2.5),
             Opponent("rllib", ("ppo",), 5.0),
+        ),
+    ),
+    Case(
+        "wide-ppo",
+        "SyncSamples, PPO with 256x256 units, 2,048 rows, 4 epochs of 256",
+        "ppo-wide",
+        (
+            Opponent("sb3", ("ppo-16-wide",), 1.8),
+            Opponent("sbx", ("ppo-16-wide",), 1.8),
+            Opponent("cleanrl", ("ppo-16-wide",), 1.8),
         ),
     ),
     Case(
@@ -173,13 +185,17 @@ CASES = (
         "pendulum-a3c",
         "AsyncGradients on Pendulum-v1, 2 x 8 x 20",
         "a3c-pendulum",
-        (Opponent("sb3", ("a2c-16x10-pendulum",), 5.0),),
+        (Opponent("sb3", ("a2c-16x10-pendulum",), 3.0),),
     ),
     Case(
         "pendulum-ppo",
         "SyncSamples, PPO on Pendulum-v1, 2,048 rows",
         "ppo-pendulum",
-        (Opponent("sb3", ("ppo-16-pendulum",), 3.0), Opponent("rllib", ("ppo-pendulum",), 5.0)),
+        (
+            Opponent("sb3", ("ppo-16-pendulum",), 3.0),
+            Opponent("sbx", ("ppo-16-pendulum",), None),
+            Opponent("rllib", ("ppo-pendulum",), 5.0),
+        ),
     ),
     Case(
         "halfcheetah-ppo",

@@ -8,6 +8,7 @@ shuffled batch, and Adam. torch has one thread, and Gymnasium's checker is off.
 
 - `ppo-8`, `ppo-16`: the number is the number of environments. 2,048 rows per batch, 4 epochs of
   minibatches of 256. 16 is the total of polopt's two workers. The faster case counts.
+- `ppo-16-wide`: 256x256 units.
 - `ppo-16-halfcheetah`: the same settings on HalfCheetah-v5, like CleanRL's
   `ppo_continuous_action.py`, with standard deviations that do not depend on the observation, and
   actions clipped to their bounds. As in polopt's case, observations and rewards are not normalised.
@@ -68,6 +69,7 @@ class Options:
     ent_coef: float = 0.0
     vf_coef: float = 0.5
     max_grad_norm: float = 0.5
+    units: int = 64
 
 
 def linear(size_in: int, size_out: int, gain: float = 2.0**0.5) -> nn.Linear:
@@ -84,9 +86,10 @@ class Agent(nn.Module):
     Args:
         obs_space: observation space of one environment.
         action_space: action space of one environment.
+        units: the units of each of the two layers.
     """
 
-    def __init__(self, obs_space: Space[Any], action_space: Space[Any]) -> None:
+    def __init__(self, obs_space: Space[Any], action_space: Space[Any], units: int) -> None:
         super().__init__()
         shape = obs_space.shape
         self.log_std: nn.Parameter | None = None
@@ -109,8 +112,8 @@ class Agent(nn.Module):
             return
 
         def mlp(size_out: int, gain: float) -> nn.Sequential:
-            hidden = (linear(shape[0], 64), nn.Tanh(), linear(64, 64), nn.Tanh())
-            return nn.Sequential(*hidden, linear(64, size_out, gain))
+            hidden = (linear(shape[0], units), nn.Tanh(), linear(units, units), nn.Tanh())
+            return nn.Sequential(*hidden, linear(units, size_out, gain))
 
         self.critic = mlp(1, 1.0)
         self.actor = mlp(outputs, 0.01)
@@ -153,7 +156,7 @@ def ppo(
     obs_shape = envs.single_observation_space.shape
     action_space = envs.single_action_space
     continuous = isinstance(action_space, Box)
-    agent = Agent(envs.single_observation_space, action_space)
+    agent = Agent(envs.single_observation_space, action_space, options.units)
     optimizer = torch.optim.Adam(agent.parameters(), lr=options.lr, eps=1e-5)
     shape = (options.steps, options.envs)
     obs = torch.zeros((*shape, *obs_shape))
@@ -264,10 +267,11 @@ def learn_on(
 
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Measures the environment steps per second in training. The name of a case is
-    `ppo-environments[-async][-task]`."""
+    `ppo-environments[-async][-wide][-task]`."""
     _, envs, *words = args.case.split("-")
-    task = words[-1] if words else "cartpole"
-    options = Options(envs=int(envs), steps=2048 // int(envs))
+    task = words[-1] if words and words[-1] != "wide" else "cartpole"
+    units = 256 if "wide" in words else 64
+    options = Options(envs=int(envs), steps=2048 // int(envs), units=units)
     rounds = ppo(args.seed, options, task, "async" in words)
     clock = measuring.RateClock(args.seconds)
     while not clock.tick(next(rounds)[0]):
@@ -288,6 +292,7 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
 RATES = (
     "ppo-8",
     "ppo-16",
+    "ppo-16-wide",
     *(
         f"{case}-{task}"
         for task in ("halfcheetah", "breakout")

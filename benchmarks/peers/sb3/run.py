@@ -12,7 +12,7 @@ units. torch has one thread, and Gymnasium's checker is off.
   Stable-Baselines3, 8 x 5, is slower. These cases use RMSprop.
 - `dqn-*`: a batch of 32 rows for 4 environment steps, as in the DQN paper, and 64x64 relu units.
 - `ppo-*`: 2,048 rows per batch, 4 epochs of minibatches of 256. There are also cases for
-  HalfCheetah-v5, and for MinAtar's Breakout with the CNN of MinAtar's paper.
+  HalfCheetah-v5, and for MinAtar's Breakout with the CNN of MinAtar's paper. `wide`: 256x256 units.
 - `result-*`: returns at a budget, see `benchmarks/results.py`. Most hyper-parameters come from RL
   Baselines3 Zoo, with schedules over the budget. HalfCheetah-v5 has the Zoo's settings for
   HalfCheetah-v4. RL Baselines3 Zoo does not have MinAtar's Breakout. PPO on Breakout has the Zoo's
@@ -131,25 +131,46 @@ def make_envs(env: Any, number: int, seed: int, subproc: bool = False) -> Any:
     )
 
 
+def train_ppo(args: argparse.Namespace, cls: Any, model: dict[str, Any]) -> dict[str, Any]:
+    """Measures the environment steps per second of PPO. The name of a case is
+    `ppo-environments[-options]`.
+
+    Args:
+        args: the case is one of `PPO_RATES`.
+        cls: the class of the algorithm.
+        model: the arguments of its policy.
+    """
+    _, number, *options = args.case.split("-")
+    env = next((ENVS[option] for option in options if option in ENVS), "CartPole-v1")
+    envs = make_envs(env, int(number), args.seed, "subproc" in options)
+    if "wide" in options:
+        model = {**model, "net_arch": {"pi": [256, 256], "vf": [256, 256]}}
+    common: dict[str, Any] = {"policy_kwargs": model, "seed": args.seed, "device": "cpu"}
+    clock = measuring.RateClock(args.seconds)
+    learner = cls("MlpPolicy", envs, n_steps=2048 // int(number), **common, **PPO_OPTIONS)
+    learner.learn(FOREVER, callback=Ticks(clock))
+    envs.close()
+    return clock.result()
+
+
 def train(args: argparse.Namespace) -> dict[str, Any]:
     """Measures the environment steps per second in training. The name of a case is
     `algorithm-environments[-options]`."""
+    if args.case in PPO_RATES:
+        return train_ppo(args, PPO, MINATAR_MODEL if "breakout" in args.case else MODEL)
     algorithm, size, *options = args.case.split("-")
     number, _, steps = size.partition("x")
     env = next((ENVS[option] for option in options if option in ENVS), "CartPole-v1")
     envs = make_envs(env, int(number), args.seed, "subproc" in options)
-    model_options = MINATAR_MODEL if "breakout" in options else MODEL
-    common: dict[str, Any] = {"policy_kwargs": model_options, "seed": args.seed, "device": "cpu"}
+    common: dict[str, Any] = {"policy_kwargs": MODEL, "seed": args.seed, "device": "cpu"}
     model: Any
     if algorithm == "dqn":
         updates = max(1, int(number) // 4)
         common |= {"policy_kwargs": {"net_arch": [64, 64]}, "gradient_steps": updates}
         common["train_freq"] = 4 * updates // int(number)
         model = DQN("MlpPolicy", envs, learning_starts=1000, **common)
-    elif algorithm == "a2c":
-        model = A2C("MlpPolicy", envs, n_steps=int(steps), **common, **A2C_OPTIONS)
     else:
-        model = PPO("MlpPolicy", envs, n_steps=2048 // int(number), **common, **PPO_OPTIONS)
+        model = A2C("MlpPolicy", envs, n_steps=int(steps), **common, **A2C_OPTIONS)
     clock = measuring.RateClock(args.seconds)
     model.learn(FOREVER, callback=Ticks(clock))
     envs.close()
@@ -447,6 +468,18 @@ RESULTS = {
     "result-stateless-cartpole": stateless_cartpole,
     "result-breakout": breakout,
 }
+PPO_RATES = (
+    "ppo-8",
+    "ppo-16",
+    "ppo-16-subproc",
+    "ppo-16-wide",
+    "ppo-16-pendulum",
+    *(
+        f"{case}-{env}"
+        for env in ("halfcheetah", "breakout")
+        for case in ("ppo-16", "ppo-16-subproc")
+    ),
+)
 RATES = (
     "a2c-8x20",
     "a2c-16x10",
@@ -457,15 +490,7 @@ RATES = (
     "dqn-1",
     "dqn-8",
     "dqn-16",
-    "ppo-8",
-    "ppo-16",
-    "ppo-16-subproc",
-    "ppo-16-pendulum",
-    *(
-        f"{case}-{env}"
-        for env in ("halfcheetah", "breakout")
-        for case in ("ppo-16", "ppo-16-subproc")
-    ),
+    *PPO_RATES,
 )
 CASES = {
     **dict.fromkeys(RATES, train),

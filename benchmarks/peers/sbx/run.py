@@ -2,9 +2,9 @@
 
     python benchmarks/peers/sbx/run.py CASE [--seconds 5] [--seed 0]
 
-SBX has the classes and options of Stable-Baselines3, so its cases `loop-*` have the same settings
-as in `peers/sb3/run.py`. There are no cases with a CNN, because the CNN is a module of torch. JAX
-uses all cores of the process.
+SBX has the classes and options of Stable-Baselines3, so its cases `loop-*` and `ppo-*` have the
+same settings as in `peers/sb3/run.py`. There are no cases with a CNN, because the CNN is a module
+of torch. JAX uses all cores of the process.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "common"))
 import measuring  # first: it starts the clock of start-up
 
 # isort: split
-from sbx import DQN, SAC, TD3, CrossQ
+from sbx import DQN, PPO, SAC, TD3, CrossQ
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "sb3"))
 
@@ -33,9 +33,15 @@ def loop(args: argparse.Namespace) -> dict[str, Any]:
     return of_sb3.loop_of(args, {"dqn": DQN, "sac": SAC, "td3": TD3, "crossq": CrossQ})
 
 
+def train_ppo(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures the environment steps per second of PPO, whose units are tanh by default."""
+    return of_sb3.train_ppo(args, PPO, {"net_arch": of_sb3.MODEL["net_arch"]})
+
+
 if __name__ == "__main__":
+    cases = {**dict.fromkeys(of_sb3.LOOP_CASES, loop), **dict.fromkeys(of_sb3.PPO_RATES, train_ppo)}
     measuring.main(
         __doc__,
-        {case: loop for case in of_sb3.LOOP_CASES if "breakout" not in case},
+        {case: measure for case, measure in cases.items() if "breakout" not in case},
         ("sbx-rl", "jax", "stable-baselines3", "gymnasium", "numpy"),
     )
