@@ -655,13 +655,19 @@ def table(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> list[
     return [*lines, ""]
 
 
+def has_curves(task: Task) -> bool:
+    """Whether the learning curves of a task show the return of its table."""
+    return not any(cell.source in SCORES for cell in task.cells)
+
+
 def figure_of(name: str, task: Task, runs: dict[str, list[dict[str, Any]]]) -> Any:
     """Draws the learning curves of a task: a thin line for each seed, and a thick line for the
-    interquartile mean. Returns None if no trainer has a run."""
+    interquartile mean. Returns None if no trainer has a run, or if the curves show another return
+    than the table (`SCORES`)."""
     import numpy as np
     import plotly.graph_objects as go
 
-    if not any(runs.values()):
+    if not any(runs.values()) or not has_curves(task):
         return None
     figure = go.Figure()
     grid = np.linspace(0, task.env_steps, POINTS + 1)
@@ -718,6 +724,7 @@ def page(store: dict[str, Any], text: str) -> str:
         commits = sorted({run["commit"] for found in runs.values() for run in found})
         if commits:
             lines += [f"Commits: {', '.join(commits)}.", ""]
+        if commits and has_curves(task):
             lines += [f"![Learning curves of {name}](images/{image_of(name)})", ""]
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
     begin, end = "<!-- results -->\n", "<!-- end of results -->"

@@ -140,7 +140,7 @@ LOOP: dict[str, Any] = {
     "num_workers": 0,
     "learning_starts": 1000,
     "model": {"fcnet_hiddens": [256, 256]},
-    "min_sample_timesteps_per_iteration": 50,
+    "min_sample_timesteps_per_iteration": 1000,  # the default of the presets DQN, SAC and TD3
 }
 LOOPS: dict[str, dict[str, Any]] = {
     "dqn": {
@@ -176,6 +176,7 @@ LOOPS: dict[str, dict[str, Any]] = {
             "train_batch_size": 256,
             "training_intensity": 256.0,
             "rollout_fragment_length": 1,
+            "min_sample_timesteps_per_iteration": 50,  # 1,000 steps would take seconds
         }
         for name in ("sac", "td3", "crossq")
     },

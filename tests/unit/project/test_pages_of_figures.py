@@ -22,6 +22,7 @@ STORES = BENCHMARKS / "results"
 SCRIPTS = {
     "comparison_levels": "comparison_levels.jsonl",
     "imposed_lag": "imposed_lag.jsonl",
+    "products": "products.jsonl",
     "results": "tasks.jsonl",
     "suite": "suite.jsonl",
 }
@@ -51,6 +52,7 @@ def test_page_has_the_tables_of_the_raw_results(script: Any) -> None:
     [
         ("comparison_levels", "tie of two, normal"),
         ("imposed_lag", "CartPole-v1/ppo/0/0"),
+        ("products", "64x64x64"),
         ("results", "CartPole-v1/cartpole_ppo/0"),
     ],
     indirect=["script"],
@@ -59,6 +61,8 @@ def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
     store = stored(script, STORES / SCRIPTS[script.__name__])
     if "answers" in store[run]:
         store[run]["answers"] = ["B"] * len(store[run]["answers"])
+    elif script.__name__ == "products":
+        store[run]["numpy"] = [1.0]
     else:
         store[run]["return"] += 1000.0
     text = script.PAGE.read_text()

@@ -1,0 +1,122 @@
+"""Measures products of matrices in NumPy, MKL and oneDNN with one thread, in turns.
+
+    python benchmarks/products.py          # half a minute
+    python benchmarks/products.py --page   # only writes the page
+
+oneDNN is called as `policies/fast_cpu/linear_layer.py` calls it. Each figure is the median of
+`TURNS` turns. The raw results are in `benchmarks/results/products.jsonl`, and the page is
+`docs/performance.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
+
+import numpy as np
+import torch
+from about import about
+from stored_runs import read_runs, write_runs
+
+from polopt.policies.fast_cpu import linear_layer
+
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/products.jsonl"
+PAGE = ROOT / "docs/performance.md"
+BEGIN, END = "<!-- products: begin -->\n", "<!-- products: end -->"
+TURNS, TURN_S = 15, 0.02
+#: Rows, inner dimension, columns, and whether the left operand is a transposed view or a layer with
+#: bias and ReLU.
+SHAPES: dict[str, tuple[int, int, int, str]] = {
+    "256x256x256": (256, 256, 256, ""),
+    "the same, transposed operands (gradient of weights)": (256, 256, 256, "transposed"),
+    "1024x256x256": (1024, 256, 256, ""),
+    "64x256x256": (64, 256, 256, ""),
+    "256x17x256 with bias and ReLU": (256, 17, 256, "layer"),
+    "64x64x64": (64, 64, 64, ""),
+}
+LIBRARIES = {"numpy": "NumPy", "mkl": "`torch.mm` (MKL)", "onednn": "oneDNN"}
+
+
+def ways_of(rows: int, inner: int, columns: int, kind: str) -> dict[str, Callable[[], Any]]:
+    """Returns the functions that compute a product, by library."""
+    draw = np.random.default_rng(0).standard_normal
+    left = draw((rows, inner), np.float32)
+    if kind == "transposed":
+        left = draw((inner, rows), np.float32).T
+    right = draw((inner, columns), np.float32)
+    if kind == "layer":
+        weight, bias = right.T.copy(), draw(columns, np.float32)
+        zeros = np.zeros_like(bias)
+
+        def in_numpy() -> np.ndarray:
+            x = left.dot(weight.T)
+            x += bias
+            return np.maximum(x, zeros, out=x)
+
+        in_onednn = linear_layer._in_onednn
+        return {"numpy": in_numpy, "onednn": lambda: in_onednn(left, weight, bias, "relu")}
+    both = torch.from_numpy(left), torch.from_numpy(right)
+    return {
+        "numpy": lambda: left.dot(right),
+        "mkl": lambda: torch.mm(*both),
+        "onednn": lambda: linear_layer._in_onednn(left, right.T),
+    }
+
+
+def measure() -> dict[str, Any]:
+    """Returns the GFLOP/s of all shapes and libraries, one list of turns each."""
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, (rows, inner, columns, kind) in SHAPES.items():
+        ways = ways_of(rows, inner, columns, kind)
+        found[name] = {library: [] for library in ways}
+        for _ in range(TURNS):
+            for library, compute in ways.items():
+                count, began_s = 0, time.perf_counter()
+                while (passed_s := time.perf_counter() - began_s) < TURN_S:
+                    compute()
+                    count += 1
+                work = 2e-9 * rows * inner * columns * count
+                found[name][library].append(round(work / passed_s, 1))
+    return found
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    lines = [
+        f"| float32 product in one thread, GFLOP/s | {' | '.join(LIBRARIES.values())} |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in SHAPES:
+        turns = store.get(name, {})
+        cells = [f"{median(turns[one]):.0f}" if one in turns else "" for one in LIBRARIES]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
+    lines += ["", f"Medians of {TURNS} turns: `python benchmarks/products.py`, {facts}.", ""]
+    head, rest = text.split(BEGIN)
+    return head + BEGIN + "\n".join(lines) + END + rest.split(END)[1]
+
+
+def main() -> None:
+    """Measures all products, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    if not parser.parse_args().page:
+        if not linear_layer.has_onednn():
+            raise SystemExit("this processor, or this version of torch, has no oneDNN with AVX-512")
+        write_runs(STORE, {**measure(), "about": about()})
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
