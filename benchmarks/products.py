@@ -4,8 +4,8 @@
     python benchmarks/products.py --page   # only writes the page
 
 oneDNN is called as `policies/fast_cpu/linear_layer.py` calls it, through an operation of torch that
-is not public. Each figure is the median of `TURNS` turns. The raw results are in `benchmarks/results/products.jsonl`, and the page is
-`docs/performance.md`.
+is not public. Each figure is the median of `TURNS` turns. The raw results are in
+`benchmarks/results/products.jsonl`, and the page is `docs/performance.md`.
 """
 
 from __future__ import annotations
