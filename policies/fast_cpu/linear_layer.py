@@ -53,8 +53,10 @@ class LinearLayer:
         self.bias: np.ndarray = linear.bias.detach().numpy()
         #: The number of multiplications of a forward pass for one row.
         self.work = self.weight.size
-        #: With fewer rows than this number, `affine` uses NumPy.
+        #: With fewer rows than these numbers, `affine` and `product` use NumPy.
         self.many = math.ceil(_MIN_FUSED / self.weight.size)
+        self._many_of_product = math.ceil(_MIN_PRODUCT / self.weight.size)
+        self._transposed = self.weight.T
         #: Zeros `[out]` if ReLU follows. With an array of zeros, NumPy computes a maximum three
         #: times as fast as with the number 0.
         self.zeros = np.zeros(len(self.weight), np.float32) if relu else None
@@ -63,7 +65,11 @@ class LinearLayer:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Computes outputs `[B, out]` from inputs `[B, in]`, as a new array."""
-        return affine(x, self.weight, self.bias, self.zeros)
+        if len(x) >= self.many:
+            return affine(x, self.weight, self.bias, self.zeros)
+        x = x.dot(self._transposed)  # as `affine`, with fewer calls
+        x += self.bias
+        return x if self.zeros is None else np.maximum(x, self.zeros, out=x)
 
     def by_inputs(self, gradient: np.ndarray) -> np.ndarray:
         """Computes the gradient with respect to the inputs, `[B, in]`.
@@ -72,7 +78,9 @@ class LinearLayer:
             gradient: gradient of the loss with respect to the outputs of the layer before the
                 activation, `[B, out]`.
         """
-        return product(len(gradient), gradient, self.weight)
+        if len(gradient) >= self._many_of_product:
+            return product(len(gradient), gradient, self.weight)
+        return gradient.dot(self.weight)
 
     def learn(self, gradient: np.ndarray, inputs: np.ndarray) -> None:
         """Adds the gradients of the weights and biases to their `.grad`.
@@ -82,8 +90,11 @@ class LinearLayer:
             inputs: inputs of the layer, `[B, in]`.
         """
         weight, bias = self.grads
-        weight += product(len(gradient), gradient.T, inputs)
-        bias += column_sums(gradient)
+        if len(gradient) >= self._many_of_product:
+            weight += product(len(gradient), gradient.T, inputs)
+        else:
+            weight += gradient.T.dot(inputs)
+        bias += _ones(len(gradient)).dot(gradient)
 
 
 def affine(
@@ -119,8 +130,13 @@ def product(count: int, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def column_sums(array: np.ndarray) -> np.ndarray:
     """The sums `[N]` over the rows of an array `[B, N]`. A product takes less time than `sum`."""
-    sums: np.ndarray = np.ones(len(array), np.float32).dot(array)
+    sums: np.ndarray = _ones(len(array)).dot(array)
     return sums
+
+
+@functools.lru_cache(maxsize=16)
+def _ones(count: int) -> np.ndarray:
+    return np.ones(count, np.float32)
 
 
 def _fits(count: int, sides: tuple[int, ...], least: int) -> bool:

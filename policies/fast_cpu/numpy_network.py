@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from polopt.policies.fast_cpu.conv_layer import ConvLayer, FeaturesLayer, ImageShape, image_shape
 from polopt.policies.fast_cpu.linear_layer import LinearLayer
-from polopt.policies.fast_cpu.side_by_side import side_by_side
+from polopt.policies.fast_cpu.side_by_side import pays, side_by_side
 from polopt.policies.networks.actor_critics import CNNNetwork, MLPNetwork
 
 #: torch computes the derivative of ReLU in one pass in place, and takes half as long as NumPy. With
@@ -109,7 +109,8 @@ class NumpyNetwork:
 
     def _flat(self, obs: np.ndarray) -> np.ndarray:
         """Flattened and scaled observations `[B, D]`, stored as the first layer needs them."""
-        obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 fails for zero rows
+        if obs.ndim != 2:
+            obs = obs.reshape(len(obs), math.prod(obs.shape[1:]))  # -1 fails for zero rows
         if self._is_image:
             obs = obs.T.astype(np.float32, order="C").T
         else:
@@ -228,15 +229,16 @@ class Layers:
             if i < self._activated:
                 gradient = before_activation(gradient, done[i + 1], self._relu)
             onward = needed or i > 0
-            if learn and onward:
+            if learn and onward and pays(work := len(gradient) * step.work):
                 gradient, _ = side_by_side(
-                    len(gradient) * step.work,
+                    work,
                     partial(step.by_inputs, gradient),
                     partial(step.learn, gradient, done[i]),
                 )
-            elif learn:
+                continue
+            if learn:
                 step.learn(gradient, done[i])
-            elif onward:
+            if onward:
                 gradient = step.by_inputs(gradient)
         return gradient
 

@@ -29,17 +29,17 @@ _HERE = threading.local()
 def side_by_side(work: int, *pieces: Callable[[], Any]) -> list[Any]:
     """Calls the pieces, and returns their results in the order of the pieces.
 
-    The pieces run at the same time if this process may use several threads (`limit_threads`), and
-    if they are long enough. The calling thread runs the first
-    piece, and then each piece that no other thread has begun. So no thread waits for a piece while
-    the cores are busy with other programs.
+    The pieces run at the same time if this pays. The calling thread runs the first piece, and then
+    each piece that no other thread has begun. So no thread waits for a piece while the cores are
+    busy with other programs.
 
     Args:
         work: number of multiplications in the products of one piece.
         pieces: functions. None of them may depend on the effect of another one.
     """
-    if work < MIN_WORK or (threads := thread_limit()) == 1 or _in_piece():
+    if not pays(work):
         return [piece() for piece in pieces]
+    threads = thread_limit()
     pool = _POOLS.get(threads)
     if pool is None:
         pool = _POOLS[threads] = ThreadPoolExecutor(
@@ -56,8 +56,10 @@ def side_by_side(work: int, *pieces: Callable[[], Any]) -> list[Any]:
     return results
 
 
-def _in_piece() -> bool:
-    return getattr(_HERE, "in_piece", False)
+def pays(work: int) -> bool:
+    """Whether pieces of this number of multiplications run at the same time: this process may use
+    several threads (`limit_threads`), and the pieces are long enough."""
+    return work >= MIN_WORK and thread_limit() > 1 and not getattr(_HERE, "in_piece", False)
 
 
 def _run(piece: Callable[[], Any]) -> Any:
