@@ -14,14 +14,15 @@ QUIET_CORES = 0.15
 
 
 def _processes() -> dict[int, tuple[int, int]]:
-    """Returns parent and processor ticks of each process."""
+    """Returns parent and processor ticks of each process, with those of its children that have
+    ended."""
     found: dict[int, tuple[int, int]] = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "stat").read_text().rpartition(")")[2].split()
         except OSError:  # the process has ended
             continue
-        found[int(folder.name)] = int(words[1]), int(words[11]) + int(words[12])
+        found[int(folder.name)] = int(words[1]), sum(map(int, words[11:15]))
     return found
 
 
