@@ -121,7 +121,8 @@ def plan(env: str, env_config: dict[str, Any], *options: str, minutes: float) ->
         raise RuntimeError(f"polopt plan {shlex.join(words)}: {done.stderr[-1000:]}")
     lines = done.stdout.strip().splitlines()
     first = next(line.split() for line in lines if line.split()[:1] == ["1"])
-    way = read_way(lines[-1])
+    of_plan = (line for line in reversed(lines) if line.startswith("polopt train "))
+    way = read_way(next(of_plan, lines[-1]))  # Ray may print after it
     return {
         "preset": way.preset,
         "options": way.options,

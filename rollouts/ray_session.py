@@ -42,6 +42,7 @@ def attach_or_start(
     init_config: Mapping[str, Any] | None = None,
     *,
     evaluation_cpus: float = 0.0,
+    log_to_driver: bool = True,
 ) -> bool:
     """Connects this process to Ray, unless the process is already connected.
 
@@ -56,6 +57,8 @@ def attach_or_start(
             this function starts Ray on this machine.
         evaluation_cpus: the part of `num_cpus` that only evaluation needs. Training starts without
             these CPUs.
+        log_to_driver: whether this process prints what nodes and workers print. Not used with
+            `init_config`.
 
     Returns:
         whether this call connected. If True, `ray.shutdown()` stops the Ray that this call started.
@@ -74,7 +77,7 @@ def attach_or_start(
         if address in ("", "local"):
             check_memory(num_processes)
             warn_if_crowded(num_processes)
-        _connect(num_cpus, init_config)
+        _connect(num_cpus, init_config, log_to_driver)
     # In a trial of Tune, there is a placement group, and Tune has already requested the resources.
     if ray.util.get_current_placement_group() is None:
         lacking = num_cpus - ray.cluster_resources().get("CPU", 0.0)
@@ -90,7 +93,7 @@ def attach_or_start(
     return not connected
 
 
-def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
+def _connect(num_cpus: float, init_config: Mapping[str, Any] | None, log_to_driver: bool) -> None:
     if init_config is not None:
         ray.init(**init_config)
         return
@@ -99,9 +102,9 @@ def _connect(num_cpus: float, init_config: Mapping[str, Any] | None) -> None:
     # itself.
     cpus = max(os.cpu_count() or 1, int(num_cpus) + 1)
     try:
-        ray.init(num_cpus=cpus, include_dashboard=False)
+        ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=log_to_driver)
     except ValueError:  # Ray does not allow `num_cpus` for a cluster that is already running
-        ray.init()
+        ray.init(log_to_driver=log_to_driver)
 
 
 def check_address(address: str) -> None:

@@ -449,7 +449,7 @@ def _with_messages(
     for kind in kinds:
         update = {"num_workers": 2, "transport": kind, "num_cpus_per_worker": 0.1}
         two = dataclasses.replace(config, rollout=config.rollout.model_copy(update=update))
-        attach_or_start(0.2, 2)
+        attach_or_start(0.2, 2, log_to_driver=False)
         workers = WorkerSet(two)
         try:
             workers.up()
@@ -624,7 +624,7 @@ def sums_gradients(experiment: Experiment) -> bool:
 def exchange_of_two(experiment: Experiment, config: WorkerConfig, costs: Costs) -> Costs:
     """Starts two workers, and measures their all-reduce."""
     update = {"num_workers": 2, "num_cpus_per_worker": 0.1}
-    attach_or_start(0.2, 2)
+    attach_or_start(0.2, 2, log_to_driver=False)
     workers = WorkerSet(
         dataclasses.replace(config, rollout=config.rollout.model_copy(update=update))
     )
