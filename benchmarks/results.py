@@ -330,7 +330,7 @@ UNTUNED: dict[str, dict[str, Any]] = {
         },
     },
     # Two policies, because an observation does not say whether its agent is an archer or a knight.
-    # One shared policy reached 10 and fell to 5 again.
+    # In single runs that are not stored, one shared policy reached 10 and fell to 5 again.
     "knights_archers_ppo": {
         "run": "SyncPPO",
         "config": {

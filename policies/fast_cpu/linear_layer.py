@@ -94,7 +94,7 @@ class LinearLayer:
             weight += product(len(gradient), gradient.T, inputs)
         else:
             weight += gradient.T.dot(inputs)
-        bias += _ones(len(gradient)).dot(gradient)
+        bias += column_sums(gradient)
 
 
 def affine(
