@@ -1,6 +1,7 @@
 """Compares polopt with other libraries, in turns on the same cores.
 
-    make bench                                    # all cases. An hour
+    make bench                                    # all cases but the longest. An hour
+    make bench ARGS='--only learn-sac --seeds 3'  # the longest. An hour
     make bench ARGS='--only ppo --repeats 1'      # one comparison. Minutes
     make bench ARGS='--markdown docs/benchmarks.md'
 
@@ -60,12 +61,13 @@ class Runner:
         self._args = args
         self._pythons: dict[str, Path | PeerError] = {}
 
-    def turn(self, side: Side, turn: int, kind: str) -> None:
+    def turn(self, side: Side, turn: int, case: Case) -> None:
         """Runs one process and stores its result, or the error, in `side`."""
         if side.error:
             return
-        args = self._args
-        seconds = args.learning_seconds if kind == "learn" else args.seconds
+        args, seconds = self._args, self._args.seconds
+        if case.kind == "learn":
+            seconds = case.limit_s or args.learning_seconds
         try:
             command = [str(self._python(side.peer)), str(PEERS / side.peer / "run.py"), side.case]
             command += ["--seconds", str(seconds), "--seed", str(turn)]
@@ -100,10 +102,10 @@ def measure(case: Case, turns: int, runner: Runner) -> list[dict[str, Any]]:
         for opponent in case.opponents
     ]
     for turn in range(turns):
-        runner.turn(ours, turn, case.kind)
+        runner.turn(ours, turn, case)
         for _, sides in against:
             for side in sides:
-                runner.turn(side, turn, case.kind)
+                runner.turn(side, turn, case)
             sides[:] = [best_of(sides)]
     return [asdict(ours), *(asdict(side) for _, (side,) in against)]
 
@@ -154,6 +156,13 @@ def page(store: Mapping[str, Any], text: str) -> str:
     return f"{before}{begin}{''.join(f'{line}{chr(10)}' for line in lines)}{end}{after}"
 
 
+def is_chosen(case: Case, names: Sequence[str] | None) -> bool:
+    """Whether a case runs, where `names` are the names of `--only`."""
+    if names is None:
+        return case.limit_s is None
+    return any(fnmatch(case.name, name) for name in names)
+
+
 def best_of(sides: Sequence[Side]) -> Side:
     """Returns the fastest side. Prefers sides that did not fail and that reached the goal."""
 
@@ -181,7 +190,8 @@ def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--only", nargs="+", default=["*"], help="cases by name, such as 'ppo' or '*ppo'"
+        "--only", nargs="+", help="cases by name, such as 'ppo' or '*ppo'; default: all without a "
+        "time limit of their own"
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
     parser.add_argument("--seeds", type=int, default=5, help="turns of each learning case")
@@ -197,7 +207,7 @@ def parse() -> argparse.Namespace:
 def main() -> int:
     """Measures, stores, and prints a table."""
     args = parse()
-    cases = [case for case in CASES if any(fnmatch(case.name, name) for name in args.only)]
+    cases = [case for case in CASES if is_chosen(case, args.only)]
     if not cases:
         names = ", ".join(case.name for case in CASES)
         print(f"--only: got {' '.join(args.only)!r}; the cases are {names}", file=sys.stderr)

@@ -35,6 +35,8 @@ class Case:
         kind: the measurement. `rate` means environment steps, or learned rows, per second. `learn`
             means seconds until a task is solved.
         floor: goal for polopt's own rate. None for a case without such a goal.
+        limit_s: the time limit of a run of `learn`, if it is not `--learning-seconds`. A case with
+            such a limit takes hours, so it runs only if `--only` names it.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Case:
     opponents: tuple[Opponent, ...]
     kind: Literal["rate", "learn"] = "rate"
     floor: float | None = None
+    limit_s: float | None = None
 
 
 _PPO_ON_HALF_CHEETAH = (
@@ -307,5 +310,13 @@ CASES = (
         "learn-appo-uneven",
         (Opponent("polopt", ("learn-uneven",), 1.0),),
         kind="learn",
+    ),
+    Case(
+        "learn-sac",
+        "SAC, 256x256, two cores, seconds until HalfCheetah-v5 returns 4,000",
+        "learn-sac",
+        (Opponent("sbx", ("learn-sac",), None), Opponent("sb3", ("learn-sac",), None)),
+        kind="learn",
+        limit_s=2400.0,
     ),
 )

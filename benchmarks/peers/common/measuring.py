@@ -27,8 +27,10 @@ if CORES == 1:  # before a library starts threads
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 
 #: Mean return over `EPISODES` episodes at which a task counts as solved.
-GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0}
+GOALS = {"CartPole-v1": 475.0, "Acrobot-v1": -100.0, "HalfCheetah-v5": 4000.0}
 EPISODES = 100
+#: The same for SAC, because a whole run has fewer than 100 episodes.
+EPISODES_OF_SAC = 5
 #: The seed of evaluation is the seed of training plus this number.
 EVALUATION_SEED = 1000
 WARM_UP_S = 2.0
@@ -171,7 +173,8 @@ class GoalClock:
     def tick(self, steps: int, mean_return: float | None) -> bool:
         """Returns whether the run has reached the goal or the time limit. Call this method after
         each round, with the environment steps since the start of the run. `mean_return` is the
-        mean of the last `EPISODES` episodes, or None if fewer episodes have ended."""
+        mean of the last `EPISODES` or `EPISODES_OF_SAC` episodes, or None if fewer episodes have
+        ended."""
         self._took_s = time.perf_counter() - self._made_s
         self._steps = steps
         self._reached = mean_return is not None and bool(mean_return >= self._goal)

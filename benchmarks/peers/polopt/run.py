@@ -38,7 +38,8 @@ Hyper-parameters that affect speed are the same as in each peer's script:
   APPO has one epoch, as in RLlib and Sample Factory.
 - `loop-*`: whole training loops in one process, with the settings of `peers/sb3/run.py`.
   `-one-core`: the process has one core. `-two-cores`: `num_cpus_for_driver` is 2.
-- `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
+- `learn-sac`: as in `peers/sb3/run.py`, with the settings of `loop-sac-two-cores`.
+- Other `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
   the second worker's environments takes 1 ms longer.
 """
 
@@ -48,6 +49,7 @@ import argparse
 import logging
 import sys
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -359,12 +361,33 @@ def learn(args: argparse.Namespace) -> dict[str, Any]:
     return clock.result()
 
 
+def learn_sac(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures the seconds until HalfCheetah-v5 is solved."""
+    preset, config = TRAINING["loop-sac-two-cores"]
+    start_ray()
+    starts = {"learning_starts": 5000, "random_timesteps": 5000}
+    # An iteration has the steps of one episode.
+    starts["min_sample_timesteps_per_iteration"] = 1000
+    trainer = getattr(polopt, preset)(config={**config, **starts, "seed": args.seed})
+    clock = measuring.GoalClock(args.seconds, "HalfCheetah-v5")
+    returns: deque[float] = deque(maxlen=measuring.EPISODES_OF_SAC)
+    over = False
+    while not over:
+        result = trainer.train()
+        returns.append(result["env_runners"]["episode_return_mean_since_report"])
+        mean = sum(returns) / len(returns) if len(returns) == returns.maxlen else None
+        over = clock.tick(result["num_env_steps_sampled_lifetime"], mean)
+    trainer.stop()
+    return clock.result()
+
+
 CASES = {
     **dict.fromkeys(TRAINING, train),
     "sample": sample,
     "collect-sync": collect,
     "collect-async": collect,
     **dict.fromkeys([*LEARN, *UNEVEN], learn),
+    "learn-sac": learn_sac,
 }
 
 if __name__ == "__main__":

@@ -23,6 +23,8 @@ units. torch has one thread, and Gymnasium's checker is off.
   CartPole-v1. `loop-breakout*`: DQN on MinAtar's Breakout with the CNN of MinAtar's paper, and
   updates of 32 rows, or 128 rows (`loop-breakout128*`), for 4 steps. `-one-core`: the process has
   one core. `-two-cores`: torch has two threads.
+- `learn-sac`: the settings of `loop-sac-two-cores`. Learning begins after 5,000 random steps, and
+  all other hyper-parameters are the defaults.
 - `learn-ppo`, `learn-a2c`: hyper-parameters of RL Baselines3 Zoo for CartPole-v1. PPO learns for
   100,000 steps with a decreasing learning rate and clip range.
 """
@@ -221,6 +223,35 @@ def loop(args: argparse.Namespace) -> dict[str, Any]:
     """Measures one of `LOOP_CASES`."""
     torch.set_num_threads(measuring.CORES)
     return loop_of(args, {"dqn": DQN, "sac": SAC, "td3": TD3, "crossq": CrossQ})
+
+
+def learn_sac_of(args: argparse.Namespace, cls: Any) -> dict[str, Any]:
+    """Measures the seconds until HalfCheetah-v5 is solved.
+
+    Args:
+        args: the parsed command line.
+        cls: the class of SAC.
+    """
+    envs, fewest = make_envs("HalfCheetah-v5", 1, args.seed), measuring.EPISODES_OF_SAC
+    model = cls(
+        "MlpPolicy",
+        envs,
+        policy_kwargs={"net_arch": [256, 256]},
+        learning_starts=5000,
+        stats_window_size=fewest,
+        seed=args.seed,
+        **LOOPS["sac"],
+    )
+    clock = measuring.GoalClock(args.seconds, "HalfCheetah-v5")
+    model.learn(FOREVER, callback=Ticks(clock, every=1000, fewest=fewest))
+    envs.close()
+    return clock.result()
+
+
+def learn_sac(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures the seconds until HalfCheetah-v5 is solved."""
+    torch.set_num_threads(measuring.CORES)
+    return learn_sac_of(args, SAC)
 
 
 def learn(args: argparse.Namespace) -> dict[str, Any]:
@@ -498,6 +529,7 @@ CASES = {
     **dict.fromkeys(RESULTS, reach_budget),
     "learn-ppo": learn,
     "learn-a2c": learn,
+    "learn-sac": learn_sac,
 }
 
 if __name__ == "__main__":

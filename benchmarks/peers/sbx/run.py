@@ -2,8 +2,7 @@
 
     python benchmarks/peers/sbx/run.py CASE [--seconds 5] [--seed 0]
 
-SBX has the classes and options of Stable-Baselines3, so its cases `loop-*` and `ppo-*` have the
-same settings as in `peers/sb3/run.py`. There are no cases with a CNN, because the CNN is a module
+SBX has the classes and options of Stable-Baselines3, so its cases have the same settings as in `peers/sb3/run.py`. There are no cases with a CNN, because the CNN is a module
 of torch. JAX uses all cores of the process.
 """
 
@@ -38,8 +37,17 @@ def train_ppo(args: argparse.Namespace) -> dict[str, Any]:
     return of_sb3.train_ppo(args, PPO, {"net_arch": of_sb3.MODEL["net_arch"]})
 
 
+def learn_sac(args: argparse.Namespace) -> dict[str, Any]:
+    """Measures the seconds until HalfCheetah-v5 is solved."""
+    return of_sb3.learn_sac_of(args, SAC)
+
+
 if __name__ == "__main__":
-    cases = {**dict.fromkeys(of_sb3.LOOP_CASES, loop), **dict.fromkeys(of_sb3.PPO_RATES, train_ppo)}
+    cases = {
+        **dict.fromkeys(of_sb3.LOOP_CASES, loop),
+        **dict.fromkeys(of_sb3.PPO_RATES, train_ppo),
+        "learn-sac": learn_sac,
+    }
     measuring.main(
         __doc__,
         {case: measure for case, measure in cases.items() if "breakout" not in case},
