@@ -190,8 +190,10 @@ def parse() -> argparse.Namespace:
     """Parses the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--only", nargs="+", help="cases by name, such as 'ppo' or '*ppo'; default: all without a "
-        "time limit of their own"
+        "--only",
+        nargs="+",
+        help="cases by name, such as 'ppo' or '*ppo'; default: all without a "
+        "time limit of their own",
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
     parser.add_argument("--seeds", type=int, default=5, help="turns of each learning case")

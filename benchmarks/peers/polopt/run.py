@@ -39,8 +39,8 @@ Hyper-parameters that affect speed are the same as in each peer's script:
 - `loop-*`: whole training loops in one process, with the settings of `peers/sb3/run.py`.
   `-one-core`: the process has one core. `-two-cores`: `num_cpus_for_driver` is 2.
 - `learn-sac`: as in `peers/sb3/run.py`, with the settings of `loop-sac-two-cores`.
-- Other `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each step of
-  the second worker's environments takes 1 ms longer.
+- Other `learn*`: a tuned example, up to a mean return of 475 (Acrobot-v1: -100). `*-uneven`: each
+  step of the second worker's environments takes 1 ms longer.
 """
 
 from __future__ import annotations

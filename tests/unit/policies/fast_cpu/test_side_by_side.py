@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -73,12 +73,18 @@ def test_thread_that_is_busy_is_not_waited_for() -> None:
         begun.set()
         assert leave.wait(TIMEOUT_S)
 
-    occupied = module._POOLS[2].submit(busy)
+    queue = module._QUEUES[2]
+    queue.put(module._Piece(busy))
     assert begun.wait(TIMEOUT_S)
     here = threading.current_thread().name
-    assert names("a", "b", "c") == [("a", here), ("b", here), ("c", here)]
+    for _ in range(5):
+        assert names("a", "b", "c") == [("a", here), ("b", here), ("c", here)]
+        assert queue.qsize() <= 2  # they do not pile up
     leave.set()
-    occupied.result(TIMEOUT_S)
+    empty = threading.Event()
+    queue.put(module._Piece(empty.set))
+    assert empty.wait(TIMEOUT_S)
+    names("a", "b", meet=True)  # the thread serves again
 
 
 @pytest.mark.parametrize("place", [0, 1])
@@ -136,7 +142,7 @@ def test_torch_has_one_thread_in_a_piece_of_another_thread() -> None:
         barrier.wait(TIMEOUT_S)
         return torch.get_num_threads()
 
-    module._POOLS.clear()  # a new thread begins with the limit of the process
+    module._QUEUES.clear()  # a new thread begins with the limit of the process
     for _ in range(2):
         assert side_by_side(MIN_WORK, piece, piece) == [2, 1]
         torch.set_num_threads(2)
@@ -157,24 +163,23 @@ def test_forked_process_makes_its_own_threads() -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-class Begun(ThreadPoolExecutor):
-    """A pool in which a piece has begun when `submit` returns, so that its thread runs it."""
+class Begun(SimpleQueue[Any]):
+    """A queue of pieces for threads of its own. A piece has begun when `put` returns."""
 
-    def __init__(self, size: int) -> None:
-        super().__init__(size)
+    def __init__(self) -> None:
         self.num_pieces = 0
 
-    def submit(self, run: Any, piece: Any) -> Any:  # type: ignore[override]
-        begun = threading.Event()
+    def put(self, piece: Any, *_: Any, **__: Any) -> None:
+        begun, compute = threading.Event(), piece._compute
 
         def noted() -> Any:
             begun.set()
-            return run(piece)
+            return compute()
 
-        future = super().submit(noted)
+        piece._compute = noted
+        super().put(piece)
         assert begun.wait(TIMEOUT_S)
         self.num_pieces += 1
-        return future
 
 
 def weights_after(
@@ -182,9 +187,12 @@ def weights_after(
 ) -> tuple[np.ndarray, int]:
     """The weights after three updates, and the number of pieces that other threads computed."""
     threads.limit_threads(limit)
-    with Begun(3) as pool, pytest.MonkeyPatch.context() as patch:
+    queue = Begun()
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MIN_WORK", 0)
-        patch.setitem(module._POOLS, limit, pool)
+        if limit > 1:
+            patch.setattr(module, "SimpleQueue", lambda: queue)
+            patch.delitem(module._QUEUES, limit, raising=False)
         if name in ("crossq", "dqn", "sac", "td3"):
             policy = replay_policy(name, **options)
             rows: Any = transitions(policy, count)
@@ -194,7 +202,7 @@ def weights_after(
         assert policy.learns_with == "NumPy"
         for _ in range(3):
             policy.learn_on_batch(rows)
-    return policy.flat.get_params(), pool.num_pieces
+    return policy.flat.get_params(), queue.num_pieces
 
 
 @pytest.mark.parametrize("name", ["sac", "ppo"])
