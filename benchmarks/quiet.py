@@ -13,10 +13,12 @@ from typing import Any
 QUIET_CORES = 0.15
 
 
-def _processes() -> dict[int, tuple[int, int]]:
-    """Returns parent and processor ticks of each process, with those of its children that have
-    ended."""
-    found: dict[int, tuple[int, int]] = {}
+#: Parent and processor ticks of each process, with those of its children that have ended.
+Processes = dict[int, tuple[int, int]]
+
+
+def _processes() -> Processes:
+    found: Processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -26,14 +28,18 @@ def _processes() -> dict[int, tuple[int, int]]:
     return found
 
 
-def _own_ticks(processes: dict[int, tuple[int, int]]) -> int:
-    """Returns the processor ticks of this process and of all processes below it."""
+def ticks_elsewhere(processes: Processes, own: int) -> int:
+    """Returns the processor ticks of all processes except the process `own` and those below it.
+
+    The time of processes below `own` is not subtracted from the time of all cores, because nobody
+    knows the time of Ray's workers once they have ended: Ray does not wait for them.
+    """
     total = 0
-    for process in processes:
+    for process, (_, ticks) in processes.items():
         above = process
-        while above in processes and above != os.getpid():
+        while above in processes and above != own:
             above = processes[above][0]
-        total += processes[process][1] if above == os.getpid() else 0
+        total += ticks if above != own else 0
     return total
 
 
@@ -46,20 +52,18 @@ class Others:
 @contextmanager
 def watching_others() -> Iterator[Others]:
     """Measures the cores that other programs use meanwhile. The result is set at the end."""
-    others, stat = Others(), Path("/proc/stat")
-    if not stat.exists():
+    others = Others()
+    if not Path("/proc/stat").exists():
         yield others
         return
 
-    def busy_elsewhere_s() -> float:
-        words = [int(word) for word in stat.read_text().splitlines()[0].split()[1:9]]
-        busy = sum(words) - words[3] - words[4]  # without idle time and waits for disks
-        return float(busy - _own_ticks(_processes())) / os.sysconf("SC_CLK_TCK")
+    def elsewhere_s() -> float:
+        return ticks_elsewhere(_processes(), os.getpid()) / os.sysconf("SC_CLK_TCK")
 
-    before_s, began_s = busy_elsewhere_s(), time.monotonic()
+    before_s, began_s = elsewhere_s(), time.monotonic()
     yield others
     elapsed_s = max(1e-3, time.monotonic() - began_s)
-    others.cores = round(max(0.0, busy_elsewhere_s() - before_s) / elapsed_s, 2)
+    others.cores = round(max(0.0, elsewhere_s() - before_s) / elapsed_s, 2)
 
 
 def is_good(entry: dict[str, Any] | None) -> bool:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,26 @@ def test_call_without_new_steps_does_not_count_as_a_round(monkeypatch: pytest.Mo
     assert not clock.tick(200)
     assert clock.tick(300)
     assert clock.result()["steps"] == 100
+
+
+def test_only_other_programs_count_as_other_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    quiet = importlib.import_module("quiet")
+    # 10 is the benchmark, 11 is Ray, and 12 is a worker. Ray does not wait for its workers.
+    before = {1: (0, 5), 10: (1, 100), 11: (10, 50), 12: (11, 1000), 20: (1, 7)}
+    after = {1: (0, 5), 10: (1, 180), 11: (10, 60), 20: (1, 7)}
+    assert quiet.ticks_elsewhere(before, 10) == quiet.ticks_elsewhere(after, 10) == 12
+    after[21] = (20, 40)  # another program starts a process
+    assert quiet.ticks_elsewhere(after, 10) == 52
+
+    # A process that has left this one, as a program of somebody else.
+    burn = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
+    leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {burn!r}])"
+    with quiet.watching_others() as others:
+        subprocess.run([sys.executable, "-c", leave], check=True, timeout=60)
+        deadline_s = time.monotonic() + 60.0
+        began = quiet.ticks_elsewhere(quiet._processes(), os.getpid())
+        while quiet.ticks_elsewhere(quiet._processes(), os.getpid()) < began + 80:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.1)
+    assert others.cores > 0.0
