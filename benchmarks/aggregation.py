@@ -36,7 +36,7 @@ import numpy as np
 import ray
 from about import about
 from quiet import is_good, wait_until_quiet, watching_others
-from stored_runs import read_runs, write_between, write_runs
+from stored_runs import between, read_runs, write_runs
 
 import polopt
 
@@ -122,6 +122,11 @@ def key_of(way: str, transport: str, kilobytes: int, workers: int) -> str:
     return f"{way} {transport} {kilobytes} {workers}"
 
 
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the lines of the stored results."""
+    return between(text, BEGIN, END, table(store))
+
+
 def table(store: dict[str, Any]) -> list[str]:
     """Returns the lines of the page."""
     rows = [key.split() for key in store if key != "about"]
@@ -163,7 +168,7 @@ def main() -> None:
         ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
         for kind in options.transports:
             measure_transport(kind, store, options)
-    write_between(PAGE, BEGIN, END, table(store))
+    PAGE.write_text(page(store, PAGE.read_text()))
     print("\n".join(table(store)))
 
 

@@ -38,7 +38,6 @@ import argparse
 import importlib.util
 import logging
 import os
-import re
 import statistics
 import sys
 import tempfile
@@ -60,7 +59,7 @@ import gymnasium
 import numpy as np
 from about import about
 from gymnasium import spaces
-from stored_runs import read_runs, write_runs
+from stored_runs import between, read_runs, write_runs
 
 import polopt
 
@@ -441,12 +440,10 @@ def table(runs: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"commit {' and '.join(commits)}, {', '.join(others)}."])
 
 
-def write_page(runs: dict[str, Any]) -> None:
-    """Writes the tables between the marks of the page."""
-    text = PAGE.read_text()
-    marks = r"(<!-- many_agents: begin -->\n).*(\n<!-- many_agents: end -->)"
-    assert re.search(marks, text, re.DOTALL), "the page has no marks"
-    PAGE.write_text(re.sub(marks, lambda m: m[1] + table(runs) + m[2], text, flags=re.DOTALL))
+def page(runs: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the tables of the stored results."""
+    begin, end = "<!-- many_agents: begin -->", "<!-- many_agents: end -->"
+    return between(text, begin, end, table(runs).splitlines())
 
 
 def main() -> None:
@@ -468,7 +465,7 @@ def main() -> None:
             runs.setdefault("about", about())
             write_runs(STORE, runs)
             print(name, file=sys.stderr, flush=True)
-    write_page(runs)
+    PAGE.write_text(page(runs, PAGE.read_text()))
     print(table(runs))
 
 

@@ -38,7 +38,7 @@ import yaml
 from about import about
 from predicted_rates import measured
 from quiet import QUIET_CORES, is_good, wait_until_quiet, watching_others
-from stored_runs import read_runs, write_between, write_runs
+from stored_runs import between, read_runs, write_runs
 
 import polopt
 
@@ -239,6 +239,11 @@ def verdict(task: str, store: dict[str, Any]) -> dict[str, Any] | None:
     }
 
 
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the lines of the stored results."""
+    return between(text, BEGIN, END, table(store))
+
+
 def table(store: dict[str, Any]) -> list[str]:
     """Returns the lines of the page."""
     found = {task: verdict(task, store) for task in TASKS}
@@ -323,7 +328,7 @@ def main() -> None:
             trainer.stop()
         write_runs(options.store, store)
     if options.store == STORE:
-        write_between(PAGE, BEGIN, END, table(store))
+        PAGE.write_text(page(store, PAGE.read_text()))
     print("\n".join(table(store)))
 
 

@@ -1,10 +1,11 @@
-"""Measures products of matrices in NumPy, MKL and oneDNN with one thread, in turns.
+"""Measures products of matrices in NumPy, MKL and oneDNN, and what a second thread gains, in turns.
 
-    python benchmarks/products.py          # half a minute
+    python benchmarks/products.py          # a minute
     python benchmarks/products.py --page   # only writes the page
 
 oneDNN is called as `policies/fast_cpu/linear_layer.py` calls it, through an operation of torch that
-is not public. Each figure is the median of `TURNS` turns. The raw results are in
+is not public. A second thread computes one of two pieces (`side_by_side.py`), or a part of each
+product. Each figure is the median of `TURNS` turns. The raw results are in
 `benchmarks/results/products.jsonl`, and the page is `docs/performance.md`.
 """
 
@@ -12,8 +13,12 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -23,12 +28,15 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 import numpy as np
 import torch
 from about import about
-from stored_runs import read_runs, write_runs
+from stored_runs import between, read_runs, write_runs
+
+from polopt.common.threads import limit_threads
+from polopt.policies.fast_cpu.side_by_side import MIN_WORK, side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/products.jsonl"
 PAGE = ROOT / "docs/performance.md"
-BEGIN, END = "<!-- products: begin -->\n", "<!-- products: end -->"
+BEGIN, END = "<!-- products: begin -->", "<!-- products: end -->"
 TURNS, TURN_S = 15, 0.02
 #: Rows, inner dimension, columns, and whether the left operand is a transposed view or a layer with
 #: bias and ReLU.
@@ -42,6 +50,21 @@ SHAPES: dict[str, tuple[int, int, int, str]] = {
 }
 LINEAR = torch.ops.mkldnn._linear_pointwise.default
 LIBRARIES = {"numpy": "NumPy", "mkl": "`torch.mm` (MKL)", "onednn": "oneDNN"}
+
+
+#: Two pieces: the number of products of 256x256x256 in each, and whether another program computes
+#: on one of the cores.
+PIECES = {
+    "1": (1, False),
+    "3": (3, False),
+    "6": (6, False),
+    "3, and another program on one core": (3, True),
+}
+THREADS = {
+    "one": "one thread",
+    "pieces": "two threads, each with one piece",
+    "products": "two threads in each product",
+}
 
 
 def ways_of(rows: int, inner: int, columns: int, kind: str) -> dict[str, Callable[[], Any]]:
@@ -97,6 +120,49 @@ def measure() -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def another_program(runs: bool) -> Iterator[None]:
+    """Another program computes on one of the cores, if `runs` is True."""
+    if not runs:
+        yield
+        return
+    core = max(os.sched_getaffinity(0))
+    code = f"import os; os.sched_setaffinity(0, [{core}]); exec('while True: pass')"
+    program = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        time.sleep(0.5)
+        yield
+    finally:
+        program.kill()
+        program.wait()
+
+
+def measure_threads() -> dict[str, Any]:
+    """Returns the microseconds of two pieces, one list of turns for each way to compute them."""
+    draw = np.random.default_rng(0).standard_normal
+    squares = [[draw((256, 256), np.float32) for _ in range(2)] for _ in range(2)]
+    limit_threads(2)
+    found: dict[str, Any] = {}
+    for name, (number, is_busy) in PIECES.items():
+
+        def piece(which: int, number: int = number) -> None:
+            for _ in range(number):
+                in_onednn(*squares[which])
+
+        found[name] = {way: [] for way in THREADS}
+        with another_program(is_busy):
+            for _ in range(TURNS):
+                for way, turns in found[name].items():
+                    torch.set_num_threads(2 if way == "products" else 1)
+                    work = MIN_WORK if way == "pieces" else 0
+                    count, began_s = 0, time.perf_counter()
+                    while (passed_s := time.perf_counter() - began_s) < 5 * TURN_S:
+                        side_by_side(work, partial(piece, 0), partial(piece, 1))
+                        count += 1
+                    turns.append(round(1e6 * passed_s / count, 1))
+    return {f"two pieces of {name}": turns for name, turns in found.items()}
+
+
 def page(store: dict[str, Any], text: str) -> str:
     """Returns the text of the page with the table of the stored results."""
     lines = [
@@ -107,10 +173,18 @@ def page(store: dict[str, Any], text: str) -> str:
         turns = store.get(name, {})
         cells = [f"{median(turns[one]):.0f}" if one in turns else "" for one in LIBRARIES]
         lines.append(f"| {name} | {' | '.join(cells)} |")
+    lines += [
+        "",
+        f"| two pieces, each with this number of products, us | {' | '.join(THREADS.values())} |",
+        "|---|---:|---:|---:|",
+    ]
+    for name in PIECES:
+        turns = store.get(f"two pieces of {name}", {})
+        cells = [f"{median(turns[way]):,.0f}" if way in turns else "" for way in THREADS]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
-    lines += ["", f"Medians of {TURNS} turns: `python benchmarks/products.py`, {facts}.", ""]
-    head, rest = text.split(BEGIN)
-    return head + BEGIN + "\n".join(lines) + END + rest.split(END)[1]
+    lines += ["", f"Medians of {TURNS} turns: `python benchmarks/products.py`, {facts}."]
+    return between(text, BEGIN, END, lines)
 
 
 def main() -> None:
@@ -120,7 +194,7 @@ def main() -> None:
     )
     parser.add_argument("--page", action="store_true", help="only write the page")
     if not parser.parse_args().page:
-        write_runs(STORE, {**measure(), "about": about()})
+        write_runs(STORE, {**measure(), **measure_threads(), "about": about()})
     PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
 
 

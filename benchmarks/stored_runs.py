@@ -25,8 +25,8 @@ def write_runs(path: Path, runs: dict[str, Any]) -> None:
     partial.replace(path)
 
 
-def write_between(page: Path, begin: str, end: str, lines: list[str]) -> None:
-    """Writes lines into a page, between the lines `begin` and `end`."""
-    before, _, rest = page.read_text().partition(begin)
+def between(text: str, begin: str, end: str, lines: list[str]) -> str:
+    """Returns the text of a page with other lines between the lines `begin` and `end`."""
+    before, _, rest = text.partition(begin)
     after = rest.partition(end)[2]
-    page.write_text("\n".join([before + begin, *lines, end + after]))
+    return "\n".join([before + begin, *lines, end + after])

@@ -20,8 +20,12 @@ BENCHMARKS = ROOT / "benchmarks"
 STORES = BENCHMARKS / "results"
 #: For each script that writes tables into a page, the file of its raw results.
 SCRIPTS = {
+    "aggregation": "aggregation.jsonl",
     "comparison_levels": "comparison_levels.jsonl",
     "imposed_lag": "imposed_lag.jsonl",
+    "many_agents": "many_agents.jsonl",
+    "planned_first": "planned_first.jsonl",
+    "predicted_rates": "predicted_rates.jsonl",
     "products": "products.jsonl",
     "results": "tasks.jsonl",
     "suite": "suite.jsonl",

@@ -278,6 +278,14 @@ def test_pairs_of_an_earlier_model_are_kept_beside_the_new_ones(benchmark: Any) 
     assert len(benchmark.pairs_of(store, "earlier ")) == 1, "the same model has no earlier pair"
 
 
+def test_a_prediction_after_a_short_calibration_is_made_again(benchmark: Any) -> None:
+    row = {"model": benchmark.MODEL, "rate": 104.0}
+    store = {"predicted sync_samples heavy 8": row}
+    assert benchmark.to_predict(store, "sync_samples", "heavy", [8]) == [8]
+    row["calibration_s"] = benchmark.CALIBRATION_S["heavy"]
+    assert benchmark.to_predict(store, "sync_samples", "heavy", [8]) == []
+
+
 def test_the_knee_is_where_the_plateau_meets_the_first_line(benchmark: Any) -> None:
     assert benchmark.knee({1: 10.0, 2: 20.0, 4: 39.0, 8: 60.0, 16: 60.0}) == pytest.approx(6.0)
     assert benchmark.knee({1: 10.0, 2: 20.0, 4: 40.0}) is None
@@ -328,24 +336,12 @@ def test_a_task_is_planned_and_its_grid_measured_once(monkeypatch: pytest.Monkey
     assert not grids.verdict("Acrobot", store)["good"]
     del store[f"again Acrobot: {best[1]}"]
     assert grids.verdict("Acrobot", store) is None, "the task is not complete"
-    shown = grids.PAGE.read_text().partition(grids.BEGIN)[2].partition(grids.END)[0]
-    assert shown.strip() == "\n".join(grids.table(grids.read_runs(grids.STORE))).strip()
 
 
-def test_the_page_shows_the_stored_runs(benchmark: Any) -> None:
+def test_predictions_were_stored_before_the_measurements(benchmark: Any) -> None:
     store = benchmark.read_runs(benchmark.STORE)
-    shown = benchmark.PAGE.read_text().partition(benchmark.BEGIN)[2].partition(benchmark.END)[0]
-    assert shown.strip() == "\n".join(benchmark.table(store)).strip()
-    for name, run in store.items():
-        kind, _, case = name.partition(" ")
-        if kind == "measured":
-            assert store[f"predicted {case}"]["at"] <= run["at"], "predicted before it was measured"
-
-
-def test_the_page_of_several_nodes_shows_the_stored_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
-    runs: Any = importlib.import_module("aggregation")
-    store = runs.read_runs(runs.STORE)
-    shown = runs.PAGE.read_text().partition(runs.BEGIN)[2].partition(runs.END)[0]
-    assert shown.strip() == "\n".join(runs.table(store)).strip()
-    assert len(store) == 1 + 2 * 3 * len(runs.WAYS)
+    cases = [name.partition(" ")[2] for name in store if name.startswith("measured ")]
+    assert len(cases) > 100
+    assert all(
+        store[f"predicted {case}"]["at"] <= store[f"measured {case}"]["at"] for case in cases
+    )
