@@ -141,6 +141,7 @@ DECOUPLED_PPO: dict[str, Any] = {
 }
 LOOP: dict[str, Any] = {
     "num_workers": 0,
+    "num_envs_per_worker": 1,
     "learning_starts": 1000,
     "model": {"fcnet_hiddens": [256, 256]},
     "min_sample_timesteps_per_iteration": 1000,  # the default of the presets DQN, SAC and TD3
