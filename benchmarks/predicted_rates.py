@@ -49,7 +49,7 @@ PAGE = ROOT / "docs/plan.md"
 PLUGINS = ROOT / "docs/write-an-optimizer.md"
 #: The number of the model of simulations. Increase it if predictions change.
 MODEL = 3
-#: Seconds of a calibration. The default of `polopt simulate` is 60. Where some steps take much
+#: Seconds of a calibration. The default of `polopt simulate` is 40. Where some steps take much
 #: longer than others, the mean of the few steps of a short calibration says little.
 CALIBRATION_S = {"exponential": 10.0, "heavy": 20.0}
 SHORT_S = 3.0

@@ -4,8 +4,8 @@
     python benchmarks/products.py --page   # only writes the page
 
 oneDNN is called as `policies/fast_cpu/linear_layer.py` calls it, through an operation of torch that
-is not public. A second thread computes one of two pieces (`side_by_side.py`), or a part of each
-product. Each figure is the median of `TURNS` turns. The raw results are in
+is not public. A second thread computes one of two pieces, which it gets as from `side_by_side.py`,
+or a part of each product. Each figure is the median of `TURNS` turns. The raw results are in
 `benchmarks/results/products.jsonl`, and the page is `docs/performance.md`.
 """
 
@@ -15,11 +15,13 @@ import argparse
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
@@ -29,9 +31,6 @@ import numpy as np
 import torch
 from about import about
 from stored_runs import between, read_runs, write_runs
-
-from polopt.common.threads import limit_threads
-from polopt.policies.fast_cpu.side_by_side import MIN_WORK, side_by_side
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/products.jsonl"
@@ -137,11 +136,32 @@ def another_program(runs: bool) -> Iterator[None]:
         program.wait()
 
 
+def second_thread() -> Callable[[Callable[[], Any]], threading.Lock]:
+    """Starts a thread. Returns a function that gives it work, and whose lock is free at the end."""
+    queue: SimpleQueue[tuple[Callable[[], Any], threading.Lock]] = SimpleQueue()
+
+    def serve() -> None:
+        torch.set_num_threads(1)
+        while True:
+            compute, runs = queue.get()
+            compute()
+            runs.release()
+
+    def give(compute: Callable[[], Any]) -> threading.Lock:
+        runs = threading.Lock()
+        runs.acquire()
+        queue.put((compute, runs))
+        return runs
+
+    threading.Thread(target=serve, daemon=True).start()
+    return give
+
+
 def measure_threads() -> dict[str, Any]:
     """Returns the microseconds of two pieces, one list of turns for each way to compute them."""
     draw = np.random.default_rng(0).standard_normal
     squares = [[draw((256, 256), np.float32) for _ in range(2)] for _ in range(2)]
-    limit_threads(2)
+    give = second_thread()
     found: dict[str, Any] = {}
     for name, (number, is_busy) in PIECES.items():
 
@@ -154,10 +174,15 @@ def measure_threads() -> dict[str, Any]:
             for _ in range(TURNS):
                 for way, turns in found[name].items():
                     torch.set_num_threads(2 if way == "products" else 1)
-                    work = MIN_WORK if way == "pieces" else 0
                     count, began_s = 0, time.perf_counter()
                     while (passed_s := time.perf_counter() - began_s) < 5 * TURN_S:
-                        side_by_side(work, partial(piece, 0), partial(piece, 1))
+                        if way == "pieces":
+                            runs = give(partial(piece, 1))
+                            piece(0)
+                            runs.acquire()
+                        else:
+                            piece(0)
+                            piece(1)
                         count += 1
                     turns.append(round(1e6 * passed_s / count, 1))
     return {f"two pieces of {name}": turns for name, turns in found.items()}
