@@ -26,7 +26,13 @@ def write_runs(path: Path, runs: dict[str, Any]) -> None:
 
 
 def between(text: str, begin: str, end: str, lines: list[str]) -> str:
-    """Returns the text of a page with other lines between the lines `begin` and `end`."""
-    before, _, rest = text.partition(begin)
-    after = rest.partition(end)[2]
+    """Returns the text of a page with other lines between the lines `begin` and `end`.
+
+    Raises:
+        ValueError: the page does not have these lines.
+    """
+    before, begun, rest = text.partition(begin)
+    _, ended, after = rest.partition(end)
+    if not begun or not ended:
+        raise ValueError(f"the page has no {begin} ... {end}")
     return "\n".join([before + begin, *lines, end + after])

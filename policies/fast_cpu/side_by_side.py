@@ -30,7 +30,7 @@ _HERE = threading.local()
 class _Piece:
     """A piece that another thread may run.
 
-    Two locks take a third less time than a `Future` of the standard library.
+    Two locks take less time than a `Future` of the standard library.
 
     Args:
         compute: computes the result.

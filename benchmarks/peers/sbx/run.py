@@ -3,7 +3,7 @@
     python benchmarks/peers/sbx/run.py CASE [--seconds 5] [--seed 0]
 
 SBX has the classes and options of Stable-Baselines3, so its cases have the same settings as in
-`peers/sb3/run.py`. There are no cases with a CNN, because the CNN is a module of torch. JAX uses
+`peers/sb3/run.py`. Cases with a CNN are left out, because the CNN is a module of torch. JAX uses
 all cores of the process.
 """
 
