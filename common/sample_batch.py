@@ -169,7 +169,8 @@ class SampleBatch:
         """Returns a column with time and environments flattened, `[T * N, ...]`. The result is a
         view if the column is contiguous."""
         column = self[name]
-        return column.reshape(len(self), *column.shape[2:])
+        steps, envs, *shape = column.shape
+        return column.reshape(steps * envs, *shape)
 
     def steps(self, start: int, stop: int) -> SampleBatch:
         """Returns the steps from `start` up to, but not including, `stop` of all environments,

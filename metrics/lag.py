@@ -148,8 +148,8 @@ class ArrayHistogram(ABC):
         """Counts integers of shape `[B]`, all at least 0."""
         places = np.minimum(self._places(values), self._bins - 1).astype(np.int64)
         self._counts += np.bincount(places, minlength=self._bins)
-        self._sum += int(values.sum())
-        self._max = max(self._max, int(values.max(initial=0)))
+        self._sum += int(np.add.reduce(values))  # with less overhead than the methods of arrays
+        self._max = max(self._max, int(np.maximum.reduce(values, initial=0)))
 
     def report(self) -> dict[str, object]:
         """Returns `{mean, max, histogram}` since the last report, and resets them."""

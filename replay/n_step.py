@@ -45,7 +45,7 @@ def n_step_returns(
         gamma: discount of a step.
         n_step: largest number of steps of a window, or one number `[B]` for each window.
     """
-    most = int(np.max(n_step, initial=1))
+    most = n_step if isinstance(n_step, int) else int(n_step.max(initial=1))
     last, returns, ends = first, rewards.take(first), flags.take(first)
     steps = np.ones(len(first), dtype=np.int64)
     for k in range(1, most):
@@ -147,12 +147,14 @@ class TransitionUnit(ReplayUnit):
     def drawable(self, flags: np.ndarray, tail: StreamTail, ended: bool) -> np.ndarray:
         """Returns `[K, N]` bool: the transitions of a tail whose windows are complete. See
         `ReplayUnit.drawable`."""
-        complete = np.ones(flags.shape, dtype=bool)
+        found = (flags & VALID) > 0
         last = slice(max(0, len(flags) - self.span), None)  # the last `span` steps
         closed = (flags[last] & CUT) > 0
         closed[-1] &= ~tail.open
-        complete[last] = np.logical_or.accumulate(closed[::-1])[::-1]
-        return complete & ((flags & VALID) > 0)
+        if self.span > 1:
+            closed = np.logical_or.accumulate(closed[::-1])[::-1]
+        found[last] &= closed
+        return found
 
     def read(
         self,

@@ -189,7 +189,10 @@ class _Range:
 
 def _uniform(rng: np.random.Generator, count: int, flags: np.ndarray) -> np.ndarray:
     places = rng.integers(0, len(flags), count)
-    wrong = np.flatnonzero((flags.take(places) & DRAWABLE) == 0)
+    drawn = flags.take(places) & DRAWABLE
+    if np.count_nonzero(drawn) == count:  # nearly always
+        return places
+    wrong = np.flatnonzero(drawn == 0)
     for _ in range(_MOST_ROUNDS):
         if not len(wrong):
             return places

@@ -28,6 +28,7 @@ from polopt.replay.streams import (
     CUT,
     DRAWABLE,
     SUCCESSOR,
+    TERMINATED,
     VALID,
     StreamTail,
     flags_of,
@@ -277,8 +278,10 @@ class ReplayBuffer:
         self._fit(batch)
         given = self._given_priorities(priorities, batch)
         flags, valid = flags_of(batch), batch["valid"]
-        stored = self._unit.needs_successor(flags).reshape(-1)[batch.successor_index]
-        count = flags.size + int(np.count_nonzero(stored))
+        stored = own_rows = batch.successor_index
+        if len(own_rows):
+            stored = np.flatnonzero(self._unit.needs_successor(flags).reshape(-1)[own_rows])
+        count = flags.size + len(stored)
         if count > self.capacity:
             raise ConfigError(
                 f"key {self._capacity_key!r}: got {self.capacity:,}; allowed: {count:,} or more, "
@@ -297,7 +300,9 @@ class ReplayBuffer:
         self._num_valid += num_valid
         self._rows_added += num_valid
         steps = len(serials)
-        ended = batch["terminated"] & valid | has_successor(batch)
+        ended = (flags & TERMINATED) > 0
+        if len(own_rows):
+            ended |= has_successor(batch)
         tail = StreamTail(
             place=batch.next_place,
             rows=serials,
@@ -333,8 +338,7 @@ class ReplayBuffer:
             batch: the fragment `[T, N]`.
             flags: `[T, N]`, see `flags_of`.
             serials: `[T, N]`, the serial numbers of the rows.
-            stored: one bool for each row of `batch.successor_obs`. True if this observation is
-                stored.
+            stored: the positions in `batch.successor_obs` of the observations that are stored.
 
         Returns:
             `[T, N]`, the serial numbers of the rows that are linked to the next step: the
@@ -342,19 +346,20 @@ class ReplayBuffer:
         """
         store, start = self._store, int(serials[0, 0])
         assert store is not None
-        own_rows, own_obs = batch.successor_index[stored], batch.successor_obs[stored]
-        successors = start + serials.size + np.arange(len(own_rows))
-        nodes = serials.copy()
-        nodes.reshape(-1)[own_rows] = successors
-        step_after = np.concatenate([serials[1:], nodes[-1:]])
-        following = np.concatenate([serials[1:], serials[-1:]])
-        following.reshape(-1)[own_rows] = successors
+        nodes, following = serials, np.concatenate([serials[1:], serials[-1:]])
+        if len(stored):
+            own_rows = batch.successor_index[stored]
+            successors = start + serials.size + np.arange(len(own_rows))
+            nodes = serials.copy()
+            nodes.reshape(-1)[own_rows] = successors
+            following.reshape(-1)[own_rows] = successors
+            step_after = np.concatenate([serials[1:], nodes[-1:]]).reshape(-1)[own_rows]
+            self._write_successors(successors, batch.successor_obs[stored], step_after)
         store.write("obs", start, batch.flat("obs"))
         store.write("actions", start, batch.flat("actions"))
         store.write("rewards", start, batch.flat("rewards"))
         store.write("next", start, (following % self.capacity).reshape(-1))
         store.write("flags", start, flags.reshape(-1))
-        self._write_successors(successors, own_obs, step_after.reshape(-1)[own_rows])
         return nodes
 
     def cut(self, source: int) -> None:
@@ -449,8 +454,9 @@ class ReplayBuffer:
         stored = (tail.nodes >= max(0, self._end - self.capacity)) & has_next
         self._store.put("next", tail.nodes[stored], serials[stored] % self.capacity)
         cut = cut & tail.open & stored
-        places = tail.nodes[cut] % self.capacity
-        self._store.put("flags", tail.nodes[cut], self._store.arrays["flags"][places] | CUT)
+        if np.count_nonzero(cut):
+            places = tail.nodes[cut] % self.capacity
+            self._store.put("flags", tail.nodes[cut], self._store.arrays["flags"][places] | CUT)
 
     def _end_stream(self, tail: StreamTail) -> None:
         """Ends a stream. Stores the last observations of the stream, and makes its last rows
@@ -483,9 +489,10 @@ class ReplayBuffer:
         flags[~kept] = 0
         drawable = self._unit.drawable(flags, tail, ended)
         new = drawable & ((flags & DRAWABLE) == 0) & kept
-        self._store.put("flags", serials[new], flags[new] | DRAWABLE)
-        self._num_drawable += int(np.count_nonzero(new))
-        self._priorities.add(serials[new] % self.capacity, tail.priorities[new])
+        serials = serials[new]
+        self._store.put("flags", serials, flags[new] | DRAWABLE)
+        self._num_drawable += len(serials)
+        self._priorities.add(serials % self.capacity, tail.priorities[new])
         tail.keep(self._unit.span)
 
     # ---- priorities ---------------------------------------------------------------------------

@@ -29,8 +29,11 @@ def flags_of(batch: SampleBatch) -> np.ndarray:
     `SampleBatch.successor_index`), and before a row that is not `valid`, unless this row only fills
     the arrays (see `SampleBatch.row_counts`).
     """
-    valid = batch["valid"]
-    terminated, truncated = batch["terminated"] & valid, batch["truncated"]
+    valid, truncated = batch["valid"], batch["truncated"]
+    inside = valid & ~(batch["terminated"] | truncated)
+    if not len(batch.successor_index) and np.count_nonzero(inside) == inside.size:
+        return np.full(inside.shape, VALID)  # as most short fragments
+    terminated = batch["terminated"] & valid
     cut = terminated | truncated | has_successor(batch)
     cut[:-1] |= ~valid[1:] if batch.row_counts is None else ~valid[1:] & batch.is_row[1:]
     return valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + cut * CUT

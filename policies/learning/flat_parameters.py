@@ -179,11 +179,11 @@ class FlatParameters:
         """
         self._relink_buffers()
         for name, source in self._copies.items():
-            copy, original = (self._params[self.segments[part]] for part in (name, source))
+            copy, original = (self.params.data[self.segments[part]] for part in (name, source))
             if tau == 1.0:
-                copy[:] = original
+                copy.copy_(original)
             else:
-                copy += tau * (original - copy)
+                copy.lerp_(original, tau)  # in one pass
             if f"{name}.buffers" in self.segments:
                 own = self.segments[f"{name}.buffers"]
                 self._params[own] = self._params[self.segments[f"{source}.buffers"]]

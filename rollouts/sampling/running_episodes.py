@@ -36,11 +36,15 @@ class EpisodeCounter:
             the statistics of the episodes, and for each episode the step and the environment
             `(t, n)` of its end. Both are ordered by step and then by environment.
         """
-        returns = self._returns + np.cumsum(columns["rewards"], axis=0, dtype=np.float64)
-        lengths = self._lengths + np.cumsum(columns["valid"], axis=0)
+        returns = self._returns + columns["rewards"].cumsum(axis=0, dtype=np.float64)
+        lengths = self._lengths + columns["valid"].cumsum(axis=0)
+        done = columns["terminated"] | columns["truncated"]
+        if not np.count_nonzero(done):
+            self._returns, self._lengths = returns[-1], lengths[-1]
+            return EpisodeStats([], []), []
         returns_before, lengths_before = [0.0] * self._num_envs, [0] * self._num_envs
         ended_returns, ended_lengths, places = [], [], []
-        ends = np.nonzero(columns["terminated"] | columns["truncated"])
+        ends = np.nonzero(done)
         at_ends = (*ends, returns[ends], lengths[ends], columns["valid"][ends])
         for t, n, total, length, valid in zip(
             *(column.tolist() for column in at_ends), strict=True

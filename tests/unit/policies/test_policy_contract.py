@@ -303,6 +303,24 @@ def test_copy_has_no_gradient_and_follows_its_segment() -> None:
     assert torch.equal(target.bias, actor.bias)
 
 
+def test_copy_moves_by_a_fraction_of_the_distance() -> None:
+    flat = FlatParameters(modules())
+    rng = np.random.default_rng(0)
+    flat.set_params(rng.normal(size=20).astype(np.float32))
+    before = flat.get_params().astype(np.float64)
+    flat.refresh_copies(0.1)
+    after = flat.get_params()
+    np.testing.assert_array_equal(after[:12], before[:12])
+    moved = before[12:] + 0.1 * (before[:8] - before[12:])
+    np.testing.assert_allclose(after[12:], moved, rtol=1e-6, atol=1e-7)
+    assert np.abs(after[12:] - before[12:]).min() > 1e-4
+
+    before[12:] = np.inf  # a whole move does not compute with the old values
+    flat.set_params(before.astype(np.float32))
+    flat.refresh_copies()
+    np.testing.assert_array_equal(flat.get_params()[12:], after[:8])
+
+
 @pytest.mark.parametrize("name", ["adam", "rmsprop"])
 def test_each_segment_has_its_own_torch_optimizer(name: str) -> None:
     config = PolicyConfig(torch_optimizer=name, grad_clip=1.0)
