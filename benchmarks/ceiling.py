@@ -1,6 +1,7 @@
 """Compares the rates of PPO in training with the highest rates that two cores allow.
 
-    python benchmarks/ceiling.py [--seconds 3] [--repeats 5]
+    python benchmarks/ceiling.py           # 8 minutes
+    python benchmarks/ceiling.py --page    # only writes the page
 
 `sample` and `learn` are processor times per environment step in one process, without Ray. For
 `sample`, a worker samples 8 environments for 128 steps. For `learn`, a policy learns from two such
@@ -8,7 +9,8 @@ fragments with 4 epochs of minibatches of 256 rows. The ceiling is 2 / (sample +
 that both cores are always busy and that messages cost nothing. The limit without overlap is
 1 / (sample / 2 + learn). It assumes that both workers sample, and then the driver learns alone, as
 in `sync_samples`. In `async_samples`, with decoupled PPO, sampling and learning overlap. The rates
-in training come from `peers/polopt/run.py`, in turn with the other two measurements.
+in training come from `peers/polopt/run.py`, in turn with the other two measurements. The raw
+results are in `benchmarks/results/ceiling.jsonl`, and the page is `docs/performance.md`.
 
 Needs MuJoCo and MinAtar: pip install -e '.[benchmark]'.
 """
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import statistics
 import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -30,10 +32,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
 from about import about
 from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
+from stored_runs import between, read_runs, write_runs
 from tasks import make_breakout
 
 import polopt
 
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/ceiling.jsonl"
+PAGE = ROOT / "docs/performance.md"
+BEGIN, END = "<!-- ceilings: begin -->", "<!-- ceilings: end -->"
 ENVS: dict[str, Any] = {
     "ppo": "CartPole-v1",
     "ppo-halfcheetah": "HalfCheetah-v5",
@@ -73,34 +80,62 @@ def rate(case: str, seconds: float) -> float:
     return float(run(command, 2 * seconds + STARTUP_LIMIT_S, source)["rate"])
 
 
+def measure(env: Any, case: str, seconds: float) -> dict[str, float]:
+    """Returns the results of one turn."""
+    sample_us, learn_us = parts(env, seconds)
+    rates = [rate(name, seconds) for name in (case, f"decoupled-{case}")]
+    values = [sample_us, learn_us, *rates]
+    names = ("sample_us", "learn_us", "sync_samples", "async_samples")
+    return {name: round(value, 2) for name, value in zip(names, values, strict=True)}
+
+
+def row(case: str, turns: list[dict[str, float]]) -> str:
+    """Returns the row of a case in the table: medians, and the range of shares."""
+    sample_us, learn_us = (
+        median(turn[name] for turn in turns) for name in ("sample_us", "learn_us")
+    )
+    ceilings = [2e6 / (turn["sample_us"] + turn["learn_us"]) for turn in turns]
+    limits = [1e6 / (turn["sample_us"] / 2 + turn["learn_us"]) for turn in turns]
+    cells = [case, f"{sample_us:,.1f}", f"{learn_us:,.1f}"]
+    cells += [f"{median(ceilings):,.0f}", f"{median(limits):,.0f}"]
+    for name in ("sync_samples", "async_samples"):
+        rates = [turn[name] for turn in turns]
+        shares = [rate / ceiling for rate, ceiling in zip(rates, ceilings, strict=True)]
+        spread = f"{min(shares):.0%} to {max(shares):.0%}"
+        cells += [f"{median(rates):,.0f}", f"{median(shares):.0%} ({spread})"]
+    return f"| {' | '.join(cells)} |"
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    head = ["case", "sample, us", "learn, us", "ceiling, steps/s", "without overlap"]
+    for name in ("sync_samples", "async_samples"):
+        head += [f"`{name}`", "share of the ceiling"]
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    lines += [row(case, store[case]["turns"]) for case in ENVS]
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/ceiling.py`, {facts}."])
+
+
 def main() -> None:
-    """Measures and prints a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Measures all cases, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--page", action="store_true", help="only write the page")
     args = parser.parse_args()
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-    print("| case | sample, us | learn, us | ceiling, steps/s | without overlap ", end="")
-    print("| `sync_samples` | share of the ceiling | `async_samples` | share of the ceiling |")
-    print("|---|---:|---:|---:|---:|---:|---:|---:|---:|", flush=True)
-    for case, env in ENVS.items():
-        rows = []
-        for _ in range(args.repeats):
-            sample_us, learn_us = parts(env, args.seconds)
-            ceiling = 2e6 / (sample_us + learn_us)
-            limit = 1e6 / (sample_us / 2 + learn_us)
-            rates = [rate(name, args.seconds) for name in (case, f"decoupled-{case}")]
-            shares = [each / ceiling for each in rates]
-            rows.append((sample_us, learn_us, ceiling, limit, *rates, *shares))
-        sample_us, learn_us, *steps = (statistics.median(row) for row in zip(*rows, strict=True))
-        cells = [case, f"{sample_us:,.1f}", f"{learn_us:,.1f}", *(f"{s:,.0f}" for s in steps[:2])]
-        for trainer in (0, 1):
-            shares = [row[6 + trainer] for row in rows]
-            spread = f"{min(shares):.0%} to {max(shares):.0%}"
-            cells += [f"{steps[2 + trainer]:,.0f}", f"{steps[4 + trainer]:.0%} ({spread})"]
-        print(f"| {' | '.join(cells)} |", flush=True)
-    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
-    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+    if not args.page:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+        turns: dict[str, Any] = {case: [] for case in ENVS}
+        for case, env in ENVS.items():
+            for _ in range(args.repeats):
+                turns[case].append(measure(env, case, args.seconds))
+                print(case, turns[case][-1], flush=True)
+        runs = {case: {"turns": found} for case, found in turns.items()}
+        write_runs(STORE, {**runs, "about": about()})
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,157 @@
+"""Measures what one environment step and its updates consist of, in whole loops on one core.
+
+    pip install -e '.[benchmark]'
+    python benchmarks/step_parts.py          # 4 minutes
+    python benchmarks/step_parts.py --page   # only writes the page
+
+The loops are those of `loop-*-one-core` in `peers/polopt/run.py`: one process, one environment, and
+256x256 units. Each figure is the median of `TURNS` turns. The floating-point operations of the
+products in an update are those of the same policy in torch. The raw results are in
+`benchmarks/results/step_parts.jsonl`, and the page is `docs/performance.md`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from processes import THREADS
+
+os.environ.update(dict.fromkeys(THREADS, "1"))
+sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "polopt"))
+
+# isort: split
+import gymnasium
+from about import about
+from run import TRAINING, start_ray
+from stored_runs import between, read_runs, write_runs
+from torch.utils.flop_counter import FlopCounterMode
+
+import polopt
+
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/step_parts.jsonl"
+PRODUCTS = ROOT / "benchmarks/results/products.jsonl"
+PAGE = ROOT / "docs/performance.md"
+BEGIN, END = "<!-- step parts: begin -->", "<!-- step parts: end -->"
+LOOPS = {"SAC": "sac", "TD3": "td3", "CrossQ": "crossq", "DQN": "dqn"}
+TURNS, TURN_S, STARTS = 7, 3.0, 500
+PHASES = ("sample", "insert", "draw", "learn")
+#: The rows of the table, by the key of a result.
+ROWS = {
+    "learn": "updates",
+    "products": "their products, at {rate:.0f} GFLOP/s",
+    "sample": "call of the worker: acting, environment, recording",
+    "environment": "the environment alone",
+    "insert": "insert into the replay buffer",
+    "draw": "draw of the batches",
+    "other": "all else",
+    "whole": "whole step",
+    "eight": "whole step, with eight environments",
+}
+
+
+def trainer_of(loop: str, **changes: Any) -> Any:
+    """Makes the trainer of a loop, and trains until it learns."""
+    preset, config = TRAINING[f"loop-{loop}-one-core"]
+    config = {**config, "learning_starts": STARTS, "seed": 0, **changes}
+    trainer = getattr(polopt, preset)(config=config)
+    while trainer.train()["num_env_steps_sampled_lifetime"] < 1.5 * STARTS:
+        pass
+    return trainer
+
+
+def parts(loop: str, num_envs: int) -> dict[str, list[float]]:
+    """Returns the microseconds of a whole step and of its phases, one list of turns each."""
+    # As in the presets, a result has 1,000 steps.
+    trainer = trainer_of(
+        loop, num_envs_per_worker=num_envs, min_sample_timesteps_per_iteration=1000
+    )
+    found: dict[str, list[float]] = {name: [] for name in ("whole", "other", *PHASES)}
+    timers, total = trainer.optimizer.timers, trainer.train()["num_env_steps_sampled_lifetime"]
+    for _ in range(TURNS):
+        before = {phase: timers[phase].total_s for phase in PHASES}
+        first, began_s = total, time.perf_counter()
+        while (passed_s := time.perf_counter() - began_s) < TURN_S:
+            total = trainer.train()["num_env_steps_sampled_lifetime"]
+        spent = {"whole": passed_s}
+        spent |= {phase: timers[phase].total_s - before[phase] for phase in PHASES}
+        spent["other"] = passed_s - sum(spent[phase] for phase in PHASES)
+        for name, seconds in spent.items():
+            found[name].append(round(1e6 * seconds / (total - first), 1))
+    trainer.stop()
+    return found
+
+
+def flops(loop: str) -> float:
+    """Returns the floating-point operations of products in one step, which torch computes."""
+    trainer = trainer_of(loop, fast_cpu=False, min_sample_timesteps_per_iteration=20)
+    before = trainer.train()["num_env_steps_sampled_lifetime"]
+    with FlopCounterMode(display=False) as counter:
+        after = trainer.train()["num_env_steps_sampled_lifetime"]
+    trainer.stop()
+    return float(counter.get_total_flops()) / (after - before)
+
+
+def environment(loop: str) -> list[float]:
+    """Returns the microseconds of a step of the environment alone, with a constant action."""
+    env = gymnasium.make(TRAINING[f"loop-{loop}-one-core"][1]["env"], disable_env_checker=True)
+    env.action_space.seed(0)
+    action, found = env.action_space.sample(), []
+    for _ in range(TURNS):
+        env.reset(seed=0)
+        steps, began_s = 0, time.perf_counter()
+        while (passed_s := time.perf_counter() - began_s) < 0.1 * TURN_S:
+            _, _, terminated, truncated, _ = env.step(action)
+            steps += 1
+            if terminated or truncated:
+                env.reset()
+        found.append(round(1e6 * passed_s / steps, 1))
+    return found
+
+
+def measure() -> dict[str, Any]:
+    """Measures all loops on the first core."""
+    os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
+    start_ray()
+    found: dict[str, Any] = {}
+    for name, loop in LOOPS.items():
+        found[name] = {**parts(loop, 1), "eight": parts(loop, 8)["whole"]}
+        found[name] |= {"environment": environment(loop), "flops": round(flops(loop))}
+    return found
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    rate = median(read_runs(PRODUCTS)["256x256x256"]["onednn"])
+    lines = [f"| us | {' | '.join(LOOPS)} |", f"|---|{'---:|' * len(LOOPS)}"]
+    for row, title in ROWS.items():
+        turns = [
+            [1e-3 * store[name]["flops"] / rate] if row == "products" else store[name][row]
+            for name in LOOPS
+        ]
+        cells = [f"{median(values):,.0f}" for values in turns]
+        lines.append(f"| {title.format(rate=rate)} | {' | '.join(cells)} |")
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    lines += ["", f"Medians of {TURNS} turns: `python benchmarks/step_parts.py`, {facts}."]
+    return between(text, BEGIN, END, lines)
+
+
+def main() -> None:
+    """Measures all loops, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    if not parser.parse_args().page:
+        write_runs(STORE, {**measure(), "about": about()})
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+
+
+if __name__ == "__main__":
+    main()
