@@ -1,5 +1,7 @@
 """Measures products of matrices in NumPy, MKL and oneDNN, and what a second thread gains, in turns.
 
+All products are in float32, except those in the column of bfloat16.
+
     python benchmarks/products.py          # a minute
     python benchmarks/products.py --page   # only writes the page
 
@@ -48,7 +50,12 @@ SHAPES: dict[str, tuple[int, int, int, str]] = {
     "64x64x64": (64, 64, 64, ""),
 }
 LINEAR = torch.ops.mkldnn._linear_pointwise.default
-LIBRARIES = {"numpy": "NumPy", "mkl": "`torch.mm` (MKL)", "onednn": "oneDNN"}
+LIBRARIES = {
+    "numpy": "NumPy",
+    "mkl": "`torch.mm` (MKL)",
+    "onednn": "oneDNN",
+    "bfloat16": "oneDNN in bfloat16",
+}
 
 
 #: Two pieces: the number of products of 256x256x256 in each, and whether another program computes
@@ -84,10 +91,12 @@ def ways_of(rows: int, inner: int, columns: int, kind: str) -> dict[str, Callabl
 
         return {"numpy": in_numpy, "onednn": lambda: in_onednn(left, weight, bias, "relu")}
     both = torch.from_numpy(left), torch.from_numpy(right)
+    rounded = both[0].bfloat16(), both[1].T.bfloat16()
     return {
         "numpy": lambda: left.dot(right),
         "mkl": lambda: torch.mm(*both),
         "onednn": lambda: in_onednn(left, right.T),
+        "bfloat16": lambda: LINEAR(*rounded, None, "none", [], ""),
     }
 
 
@@ -191,8 +200,8 @@ def measure_threads() -> dict[str, Any]:
 def page(store: dict[str, Any], text: str) -> str:
     """Returns the text of the page with the table of the stored results."""
     lines = [
-        f"| float32 product in one thread, GFLOP/s | {' | '.join(LIBRARIES.values())} |",
-        "|---|---:|---:|---:|",
+        f"| product in one thread, GFLOP/s | {' | '.join(LIBRARIES.values())} |",
+        f"|---|{'---:|' * len(LIBRARIES)}",
     ]
     for name in SHAPES:
         turns = store.get(name, {})
