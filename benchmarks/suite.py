@@ -11,7 +11,7 @@ own virtual environment, which the first run makes. If a peer has several settin
 all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
 installed, fails, or does not end, its row has the reason, and the other rows are still measured.
 `benchmarks/results/suite.jsonl` holds the result of each turn, a line for each case. A case that is
-measured again replaces its line.
+measured again replaces its line. With `--resume`, it keeps its turns, and gets those that it lacks.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Runner:
 
     def turn(self, side: Side, turn: int, case: Case) -> None:
         """Runs one process and stores its result, or the error, in `side`."""
-        if side.error:
+        if side.error or turn in side.turns:
             return
         args, seconds = self._args, self._args.seconds
         if case.kind == "learn":
@@ -93,30 +93,40 @@ class Runner:
         return made
 
 
-def measure(case: Case, turns: int, runner: Runner) -> list[dict[str, Any]]:
+def measure(
+    case: Case, turns: int, runner: Runner, stored: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, Any]]:
     """Measures one case. Returns polopt's side and then the fastest side of each opponent, as they
-    are stored."""
-    ours = Side("polopt", case.ours)
+    are stored. Turns of the sides in `stored` are not measured again."""
+    known = {(side.peer, side.case): side for side in map(side_of, stored)}
+
+    def side(peer: str, name: str) -> Side:
+        return known.get((peer, name)) or Side(peer, name)
+
+    ours = side("polopt", case.ours)
     against = [
-        (opponent, [Side(opponent.peer, name) for name in opponent.cases])
+        (opponent, [side(opponent.peer, name) for name in opponent.cases])
         for opponent in case.opponents
     ]
     for turn in range(turns):
         runner.turn(ours, turn, case)
         for _, sides in against:
-            for side in sides:
-                runner.turn(side, turn, case)
+            for one in sides:
+                runner.turn(one, turn, case)
             sides[:] = [best_of(sides)]
-    return [asdict(ours), *(asdict(side) for _, (side,) in against)]
+    return [asdict(ours), *(asdict(best) for _, (best,) in against)]
+
+
+def side_of(stored: Mapping[str, Any]) -> Side:
+    """Returns a side from its stored form."""
+    turns = {int(turn): result for turn, result in stored["turns"].items()}
+    return Side(stored["peer"], stored["case"], turns, stored["error"])
 
 
 def rows_of(case: Case, sides: Sequence[Mapping[str, Any]]) -> list[Row]:
     """Returns the rows of a measured case for each opponent. If polopt's own rate has a goal, the
     first row compares this rate with the goal."""
-    ours, *theirs = (
-        Side(one["peer"], one["case"], {int(k): v for k, v in one["turns"].items()}, one["error"])
-        for one in sides
-    )
+    ours, *theirs = map(side_of, sides)
     rows = [floor_row(case, ours.turns)] if case.floor is not None else []
     for opponent, side in zip(case.opponents, theirs, strict=True):
         rows += compare(case, opponent, ours, side)
@@ -197,6 +207,9 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--repeats", type=int, default=3, help="turns of each case")
     parser.add_argument("--seeds", type=int, default=5, help="turns of each learning case")
+    parser.add_argument(
+        "--resume", action="store_true", help="keep stored turns, and measure the missing ones"
+    )
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement")
     parser.add_argument("--learning-seconds", type=float, default=120.0, help="limit for learning")
     parser.add_argument("--env", type=Path, default=CACHE, help="folder of the peers' environments")
@@ -221,11 +234,14 @@ def main() -> int:
     store = read_runs(args.out)
     runner, rows = Runner(args), []
     for case in cases:
-        sides = measure(case, args.seeds if case.kind == "learn" else args.repeats, runner)
-        store[case.name] = {"commit": facts["commit"], "command": command, "sides": sides}
+        before = store.get(case.name, {}) if args.resume else {}
+        turns = args.seeds if case.kind == "learn" else args.repeats
+        sides = measure(case, turns, runner, before.get("sides", ()))
+        commits = dict.fromkeys([before.get("commit", facts["commit"]), facts["commit"]])
+        store[case.name] = {"commit": ", ".join(commits), "command": command, "sides": sides}
         store["about"] = facts
         write_runs(args.out, store)  # after each case, because a run takes long
-        rows += rows_of(case, json.loads(json.dumps(sides)))
+        rows += rows_of(case, sides)
     words = ", ".join(f"{key} {value}" for key, value in facts.items())
     text = f"{markdown(rows)}\n\n{words}.\n\nCommand: `{command}`\n"
     print(text)

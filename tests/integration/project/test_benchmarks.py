@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from source_tree import ROOT
@@ -72,6 +74,32 @@ def test_fastest_setting_of_a_peer_is_kept(monkeypatch: pytest.MonkeyPatch) -> N
     assert best(None, late, never, soon) == "setting 3"
     assert best(None, never) == "setting 1"
     assert best({"rate": 1.0}, {"rate": 3.0}, None) == "setting 1"
+
+
+def test_stored_turns_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    suite = importlib.import_module("suite")
+    case = next(case for case in suite.CASES if case.name == "learn-sac")
+    measured = []
+
+    class Runner(suite.Runner):
+        def _python(self, peer: str) -> Path:
+            return Path(peer)
+
+    def run(command: list[str], *_: Any) -> dict[str, Any]:
+        turn = int(command[-1])
+        measured.append((command[0], turn))
+        return {"reached": True, "seconds_to_goal": 10.0 + turn}
+
+    monkeypatch.setattr(suite, "run", run)
+    runner = Runner(mock.Mock(seconds=1.0))
+    stored = json.loads(json.dumps(suite.measure(case, 1, runner)))
+    peers = [Path(command).name for command, _ in measured]
+    assert len(peers) == 3
+    measured.clear()
+    sides = suite.measure(case, 2, runner, stored)
+    assert [turn for _, turn in measured] == [1, 1, 1]
+    assert [sorted(side["turns"]) for side in sides] == [[0, 1]] * 3
 
 
 def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
