@@ -1,12 +1,15 @@
 """Compares the speed and memory of polopt's replay buffer with other replay buffers.
 
-    python benchmarks/replay_buffer.py
+    python benchmarks/replay_buffer.py          # 2 minutes
+    python benchmarks/replay_buffer.py --page   # only writes the page
 
 The script fills each buffer with `--rows` rows, and then draws batches of 256 rows. A row is as in
-HalfCheetah-v5: 17 floats of observation and 6 floats of action. The script prints a table with the
-rows added per processor second, the bytes of a row, and the batches drawn per processor second.
-Batches per second are the median of `--repeats` rounds. A second table shows the seconds that
-polopt needs to save its buffer.
+HalfCheetah-v5: 17 floats of observation and 6 floats of action. The table has the rows added per
+processor second, the bytes of a row, and the batches drawn per processor second. "With update"
+means that each batch also gets new priorities. Batches per second are the median of `--repeats`
+rounds. The last case adds fragments of four steps of one environment, as DQN does. The raw results
+are in `benchmarks/results/replay_buffer.jsonl`, and the page is `docs/replay.md`. The script also
+prints the seconds that polopt needs to save its buffer.
 
 Stable-Baselines3, cpprb and RLlib are measured if they are installed. Stable-Baselines3 does not
 have prioritised replay. RLlib's buffer is slow, so the script draws only 2 percent as many batches
@@ -25,9 +28,14 @@ from typing import Any
 
 import numpy as np
 from about import about
+from stored_runs import between, read_runs, write_runs
 
 from polopt import ReplayBuffer, SampleBatch
 
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/replay_buffer.jsonl"
+PAGE = ROOT / "docs/replay.md"
+BEGIN, END = "<!-- replay buffers: begin -->", "<!-- replay buffers: end -->"
 OBS, ACTION, BATCH = 17, 6, 256
 STEPS, ENVS = 50, 8  # steps and environments of a fragment
 GAMMA = 0.99
@@ -35,27 +43,27 @@ Draw = Callable[[], Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
-    print(about())
-    print("| buffer | rows added /s | bytes a row | batches /s |\n|---|---:|---:|---:|")
-    cases = {
-        "polopt, uniform": lambda rows: polopt_buffer(rows, 1, None),
-        "polopt, uniform, n = 3": lambda rows: polopt_buffer(rows, 3, None),
-        "polopt, prioritised, with update": lambda rows: polopt_buffer(rows, 1, 0.6),
-        "polopt, prioritised, n = 3, with update": lambda rows: polopt_buffer(rows, 3, 0.6),
-        "Stable-Baselines3, uniform": stable_baselines3,
-        "cpprb, prioritised, with update": cpprb_buffer,
-        "RLlib, prioritised, with update": rllib_buffer,
-    }
-    for name, make in cases.items():
+    if not options.page:
+        write_runs(STORE, {**measure(options), "about": about()})
+        saving(options.rows)
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Measures all buffers whose libraries are installed."""
+    found: dict[str, Any] = {}
+    for name, make in CASES.items():
         try:
             added, row_bytes, draw = make(options.rows)
         except ImportError:
-            print(f"| {name} | not installed | | |")
             continue
         rates, batches = [], options.batches
         if make is rllib_buffer:
@@ -64,36 +72,56 @@ def main() -> None:
             start_s = time.process_time()
             for _ in range(batches):
                 draw()
-            rates.append(batches / (time.process_time() - start_s))
-        print(f"| {name} | {added:,.0f} | {row_bytes:,.0f} | {statistics.median(rates):,.0f} |")
-    saving(options.rows)
+            rates.append(round(batches / (time.process_time() - start_s), 1))
+        found[name] = {"rows_per_s": round(added), "row_bytes": row_bytes, "batches_per_s": rates}
+        print(name, found[name], flush=True)
+    return found
 
 
-def fragments() -> list[SampleBatch]:
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    lines = ["| buffer of 1M rows | rows added /s | bytes a row | batches of 256 /s |"]
+    lines.append("|---|---:|---:|---:|")
+    for name in CASES:
+        if name in store:
+            row = store[name]
+            size = "not measured" if row["row_bytes"] is None else f"{row['row_bytes']:,.0f}"
+            batches = f"{statistics.median(row['batches_per_s']):,.0f}"
+            lines.append(f"| {name} | {row['rows_per_s']:,.0f} | {size} | {batches} |")
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    return between(text, BEGIN, END, [*lines, "", f"`benchmarks/replay_buffer.py`, {facts}."])
+
+
+def fragments(steps: int = STEPS, envs: int = ENVS) -> list[SampleBatch]:
     """Returns the fragments of one episode of 1,000 steps in all environments. The episode ends by
-    truncation."""
+    truncation.
+
+    Args:
+        steps: number of steps of a fragment.
+        envs: number of environments.
+    """
     rng = np.random.default_rng(0)
     made = []
-    for start in range(0, 1000, STEPS):
-        all_obs = rng.standard_normal((STEPS + 1, ENVS, OBS), dtype=np.float32)
-        ended = start + STEPS == 1000
-        truncated = np.zeros((STEPS, ENVS), dtype=bool)
+    for start in range(0, 1000, steps):
+        all_obs = rng.standard_normal((steps + 1, envs, OBS), dtype=np.float32)
+        ended = start + steps == 1000
+        truncated = np.zeros((steps, envs), dtype=bool)
         truncated[-1] = ended
-        rows = (STEPS - 1) * ENVS + np.arange(ENVS * ended)
+        rows = (steps - 1) * envs + np.arange(envs * ended)
         columns = {
-            "actions": rng.standard_normal((STEPS, ENVS, ACTION), dtype=np.float32),
-            "rewards": rng.standard_normal((STEPS, ENVS), dtype=np.float32),
-            "terminated": np.zeros((STEPS, ENVS), dtype=bool),
+            "actions": rng.standard_normal((steps, envs, ACTION), dtype=np.float32),
+            "rewards": rng.standard_normal((steps, envs), dtype=np.float32),
+            "terminated": np.zeros((steps, envs), dtype=bool),
             "truncated": truncated,
-            "valid": np.ones((STEPS, ENVS), dtype=bool),
+            "valid": np.ones((steps, envs), dtype=bool),
         }
         made.append(SampleBatch(all_obs, columns, rows, all_obs[-1][: len(rows)] + 1))
     return made
 
 
-def filled(buffer: ReplayBuffer) -> float:
+def filled(buffer: ReplayBuffer, steps: int = STEPS, envs: int = ENVS) -> float:
     """Fills a buffer, and returns the rows added per processor second."""
-    episode, added = fragments(), 0
+    episode, added = fragments(steps, envs), 0
     start_s = time.process_time()
     while added < buffer.capacity:
         for batch in episode:
@@ -101,9 +129,11 @@ def filled(buffer: ReplayBuffer) -> float:
     return added / (time.process_time() - start_s)
 
 
-def polopt_buffer(rows: int, n_step: int, alpha: float | None) -> tuple[float, float, Draw]:
+def polopt_buffer(
+    rows: int, n_step: int = 1, alpha: float | None = None, steps: int = STEPS, envs: int = ENVS
+) -> tuple[float, float, Draw]:
     buffer = ReplayBuffer(rows, GAMMA, n_step, alpha=alpha)
-    added = filled(buffer)
+    added = filled(buffer, steps, envs)
     priorities = np.random.default_rng(0).random(BATCH)
 
     def draw() -> None:
@@ -150,7 +180,7 @@ def cpprb_buffer(rows: int) -> tuple[float, float, Draw]:
     return added, 4.0 * sum(shapes.values()), draw
 
 
-def rllib_buffer(rows: int) -> tuple[float, float, Draw]:
+def rllib_buffer(rows: int) -> tuple[float, None, Draw]:
     from gymnasium import spaces
     from ray.rllib.env.single_agent_episode import SingleAgentEpisode
     from ray.rllib.utils.replay_buffers import PrioritizedEpisodeReplayBuffer
@@ -180,7 +210,7 @@ def rllib_buffer(rows: int) -> tuple[float, float, Draw]:
         buffer.sample(BATCH, n_step=1, beta=0.4, to_numpy=True)
         buffer.update_priorities(priorities)
 
-    return added, float("nan"), draw
+    return added, None, draw
 
 
 def saving(rows: int) -> None:
@@ -195,6 +225,19 @@ def saving(rows: int) -> None:
             print(f"| {name} | {time.perf_counter() - start_s:.2f} |")
             buffer.add(fragments()[0], follows=True)
 
+
+#: The buffers of the table, each with a function that fills it with a number of rows. The function
+#: returns the rows added per second, the bytes of a row, and a function that draws a batch.
+CASES: dict[str, Callable[[int], tuple[float, float | None, Draw]]] = {
+    "polopt, uniform": polopt_buffer,
+    "polopt, uniform, n = 3": lambda rows: polopt_buffer(rows, 3),
+    "polopt, prioritised, with update": lambda rows: polopt_buffer(rows, alpha=0.6),
+    "polopt, prioritised, n = 3, with update": lambda rows: polopt_buffer(rows, 3, 0.6),
+    "polopt, uniform, fragments of 4 steps": lambda rows: polopt_buffer(rows, steps=4, envs=1),
+    "Stable-Baselines3, uniform": stable_baselines3,
+    "cpprb, prioritised, with update": cpprb_buffer,
+    "RLlib, prioritised, with update": rllib_buffer,
+}
 
 if __name__ == "__main__":
     main()

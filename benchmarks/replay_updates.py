@@ -1,15 +1,18 @@
 """Compares updates per processor second of DQN and SAC in polopt and Stable-Baselines3.
 
-    python benchmarks/replay_updates.py [--seconds 3] [--turns 5] [--only dqn-64 ...] [--cuda]
+    python benchmarks/replay_updates.py            # 3 minutes
+    python benchmarks/replay_updates.py --page     # only writes the page
+    python benchmarks/replay_updates.py --cuda     # only prints
 
 An update draws a batch from the replay buffer and makes one step of each torch optimizer. It also
 updates the target networks, except in Stable-Baselines3's DQN, which updates its target network
 while it samples. Both libraries have the same environment, network and batch size. They learn in
-turns (A B A B), in this process and on one thread. The script prints a table in Markdown with
-medians over the turns. It measures processor time, because other programs on the machine affect it
-little. With `--cuda`, both libraries learn on a GPU, and the script measures updates per second of
-wall time, without a goal. The exit status is 1 if polopt misses a goal. Needs `stable-baselines3`,
-and `mujoco` for SAC.
+turns (A B A B), in this process and on one thread. The table has medians over the turns. The script
+measures processor time, because other programs on the machine affect it little. With `--cuda`, both
+libraries learn on a GPU, and the script measures updates per second of wall time, without a goal.
+The exit status is 1 if polopt misses a goal. The raw results are in
+`benchmarks/results/replay_updates.jsonl`, and the page is `docs/replay.md`. Needs
+`stable-baselines3`, and `mujoco` for SAC.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -28,7 +32,12 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 from about import about
+from stored_runs import between, read_runs, write_runs
 
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/replay_updates.jsonl"
+PAGE = ROOT / "docs/replay.md"
+BEGIN, END = "<!-- replay updates: begin -->", "<!-- replay updates: end -->"
 ROWS = 4000  # size of the buffer
 Update = Callable[[], Any]
 
@@ -116,36 +125,72 @@ def rate(
     return made / elapsed_s
 
 
-def main() -> None:
-    """Measures the cases and prints a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=3.0)
-    parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--cuda", action="store_true")
-    args = parser.parse_args()
+def table(store: dict[str, Any], kind: str) -> list[str]:
+    """Returns the lines of the table.
+
+    Args:
+        store: the updates per second of both libraries, one list of turns each, by case.
+        kind: the unit of time.
+    """
+    lines = [f"| updates per {kind} | polopt | Stable-Baselines3 | ratio | goal |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for name, case in CASES.items():
+        if name in store:
+            own, other = (median(store[name][who]) for who in ("polopt", "sb3"))
+            shape = f"{case.algorithm}, {'x'.join(map(str, case.widths))}, batch {case.batch}"
+            rates = f"{own:,.0f} | {other:,.0f} | {own / other:.2f}"
+            lines.append(f"| {shape} | {rates} | {case.goal:g} |")
+    return lines
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    lines = table(store, "processor second")
+    return between(text, BEGIN, END, [*lines, "", f"`benchmarks/replay_updates.py`, {facts}."])
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the updates per second of both libraries, one list of turns each, by case."""
     clock = time.perf_counter if args.cuda else time.process_time
-    torch.set_num_threads(1)
-    kind = "second" if args.cuda else "processor second"
-    print(f"| updates per {kind} | polopt | Stable-Baselines3 | ratio | goal |")
-    print("|---|---:|---:|---:|---:|")
-    missed = False
+    found = {}
     for name in args.only:
         case = CASES[name]
         ours, theirs = polopt_update(case, args.cuda), sb3_update(case, args.cuda)
         rate(ours, 0.2, 1), rate(theirs, 0.2, 50)
-        pairs = [
-            (rate(ours, args.seconds, 1, clock), rate(theirs, args.seconds, 50, clock))
-            for _ in range(args.turns)
-        ]
-        own, other = (median(values) for values in zip(*pairs, strict=True))
-        missed |= own < case.goal * other and not args.cuda
-        shape = f"{case.algorithm}, {'x'.join(map(str, case.widths))}, batch {case.batch}"
-        print(f"| {shape} | {own:,.0f} | {other:,.0f} | {own / other:.2f} | {case.goal:g} |")
-        sys.stdout.flush()
-    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
-    print(f"Command: `{' '.join(['python', *sys.argv])}`")
-    sys.exit(missed)
+        turns: dict[str, list[float]] = {"polopt": [], "sb3": []}
+        for _ in range(args.turns):
+            turns["polopt"].append(round(rate(ours, args.seconds, 1, clock), 1))
+            turns["sb3"].append(round(rate(theirs, args.seconds, 50, clock), 1))
+        found[name] = turns
+    return found
+
+
+def main() -> None:
+    """Measures the cases, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=3.0)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--only", nargs="*", default=list(CASES), choices=list(CASES))
+    parser.add_argument("--cuda", action="store_true")
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    if args.cuda:
+        print("\n".join(table(measure(args), "second")))
+        return
+    if not args.page:
+        write_runs(STORE, {**read_runs(STORE), **measure(args), "about": about()})
+    store = read_runs(STORE)
+    PAGE.write_text(page(store, PAGE.read_text()))
+    print("\n".join(table(store, "processor second")))
+    met = [
+        median(store[name]["polopt"]) >= case.goal * median(store[name]["sb3"])
+        for name, case in CASES.items()
+    ]
+    sys.exit(not all(met))
 
 
 if __name__ == "__main__":

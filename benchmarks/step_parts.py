@@ -1,12 +1,13 @@
 """Measures what one environment step and its updates consist of, in whole loops on one core.
 
     pip install -e '.[benchmark]'
-    python benchmarks/step_parts.py          # 4 minutes
+    python benchmarks/step_parts.py          # 5 minutes
     python benchmarks/step_parts.py --page   # only writes the page
 
 The loops are those of `loop-*-one-core` in `peers/polopt/run.py`: one process, one environment, and
 256x256 units. Each figure is the median of `TURNS` turns. The floating-point operations of the
-products in an update are those of the same policy in torch. The raw results are in
+products in an update are those of the same policy in torch. A second table shows how much longer a
+fragment of one step takes if its code has not run for some milliseconds. The raw results are in
 `benchmarks/results/step_parts.jsonl`, and the page is `docs/performance.md`.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,6 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "polopt"))
 
 # isort: split
 import gymnasium
+import numpy as np
 from about import about
 from run import TRAINING, start_ray
 from stored_runs import between, read_runs, write_runs
@@ -42,6 +45,8 @@ BEGIN, END = "<!-- step parts: begin -->", "<!-- step parts: end -->"
 LOOPS = {"SAC": "sac", "TD3": "td3", "CrossQ": "crossq", "DQN": "dqn"}
 TURNS, TURN_S, STARTS = 7, 3.0, 500
 PHASES = ("sample", "insert", "draw", "learn")
+#: What happens before a fragment is sampled.
+BEFORE = ("nothing", "10 MB are read", "4 ms of products", "4 ms of sleep")
 #: The rows of the table, by the key of a result.
 ROWS = {
     "learn": "updates",
@@ -115,11 +120,44 @@ def environment(loop: str) -> list[float]:
     return found
 
 
+def fragments() -> dict[str, list[float]]:
+    """Returns the microseconds of a fragment of one step of HalfCheetah-v5, by what happens before
+    it."""
+    policy = ("sac", {"model": {"fcnet_hiddens": [256, 256]}})
+    options = {"num_envs_per_worker": 1, "rollout_fragment_length": 1, "seed": 0}
+    make = polopt.GradientWorkerSet.create_factory
+    worker = make("HalfCheetah-v5", policy, num_workers=0, **options)().local
+    arrays = np.random.default_rng(0).standard_normal((40, 256, 256), np.float32)
+
+    def multiply() -> None:
+        began_s = time.perf_counter()
+        while time.perf_counter() - began_s < 4e-3:
+            arrays[0].dot(arrays[1])
+
+    ways: dict[str, Callable[[], Any]] = {
+        "nothing": lambda: None,
+        "10 MB are read": arrays.sum,
+        "4 ms of products": multiply,
+        "4 ms of sleep": lambda: time.sleep(4e-3),
+    }
+    found: dict[str, list[float]] = {name: [] for name in BEFORE}
+    for _ in range(TURNS):
+        for name in BEFORE:
+            times_us = []
+            for _ in range(100):
+                ways[name]()
+                began_s = time.perf_counter()
+                worker.sample()
+                times_us.append(1e6 * (time.perf_counter() - began_s))
+            found[name].append(round(median(times_us), 1))
+    return found
+
+
 def measure() -> dict[str, Any]:
     """Measures all loops on the first core."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     start_ray()
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"fragments": fragments()}
     for name, loop in LOOPS.items():
         found[name] = {**parts(loop, 1), "eight": parts(loop, 8)["whole"]}
         found[name] |= {"environment": environment(loop), "flops": round(flops(loop))}
@@ -137,6 +175,9 @@ def page(store: dict[str, Any], text: str) -> str:
         ]
         cells = [f"{median(values):,.0f}" for values in turns]
         lines.append(f"| {title.format(rate=rate)} | {' | '.join(cells)} |")
+    cells = [f"{median(store['fragments'][name]):,.0f}" for name in BEFORE]
+    lines += ["", f"| a fragment of one step takes, us, after | {' | '.join(BEFORE)} |"]
+    lines += [f"|---|{'---:|' * len(BEFORE)}", f"| HalfCheetah-v5, SAC | {' | '.join(cells)} |"]
     facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
     lines += ["", f"Medians of {TURNS} turns: `python benchmarks/step_parts.py`, {facts}."]
     return between(text, BEGIN, END, lines)
