@@ -113,8 +113,24 @@ def page(store: dict[str, Any], text: str) -> str:
         head += [f"`{name}`", "share of the ceiling"]
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
     lines += [row(case, store[case]["turns"]) for case in ENVS]
+    reached = [
+        median(turn["sync_samples"] * (turn["sample_us"] / 2 + turn["learn_us"]) for turn in turns)
+        for turns in (store[case]["turns"] for case in ENVS)
+    ]
+    learning = [
+        median(turn["async_samples"] * turn["learn_us"] for turn in turns)
+        for turns in (store[case]["turns"] for case in ENVS)
+    ]
     facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
-    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/ceiling.py`, {facts}."])
+    lines += [
+        "",
+        f"`sync_samples` reaches {1e-4 * min(reached):.0f} to {1e-4 * max(reached):.0f} percent of "
+        "the rate without overlap. Only the driver learns. In `async_samples`, learning takes "
+        f"{1e-4 * min(learning):.0f} to {1e-4 * max(learning):.0f} percent of its time.",
+        "",
+        f"`python benchmarks/ceiling.py`, {facts}.",
+    ]
+    return between(text, BEGIN, END, lines)
 
 
 def main() -> None:
