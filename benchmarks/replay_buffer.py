@@ -3,17 +3,16 @@
     python benchmarks/replay_buffer.py          # 2 minutes
     python benchmarks/replay_buffer.py --page   # only writes the page
 
-The script fills each buffer with `--rows` rows, and then draws batches of 256 rows. A row is as in
+The script fills each buffer with a million rows, and then draws batches of 256 rows. A row is as in
 HalfCheetah-v5: 17 floats of observation and 6 floats of action. The table has the rows added per
-processor second, the bytes of a row, and the batches drawn per processor second. "With update"
-means that each batch also gets new priorities. Batches per second are the median of `--repeats`
-rounds. The last case adds fragments of four steps of one environment, as DQN does. The raw results
-are in `benchmarks/results/replay_buffer.jsonl`, and the page is `docs/replay.md`. The script also
-prints the seconds that polopt needs to save its buffer.
+processor second, the bytes of a row, and the batches drawn per processor second. Fragments have 50
+steps of 8 environments, or 4 steps of one, as DQN's in other libraries. "With update" means that
+each batch also gets new priorities. Batches per second are the median of `--repeats`
+rounds. The raw results are in `benchmarks/results/replay_buffer.jsonl`, and the page is
+`docs/replay.md`. The script also prints the seconds that polopt needs to save its buffer.
 
-Stable-Baselines3, cpprb and RLlib are measured if they are installed. Stable-Baselines3 does not
-have prioritised replay. RLlib's buffer is slow, so the script draws only 2 percent as many batches
-from it.
+Needs stable-baselines3, cpprb and ray[rllib]. Stable-Baselines3 has no prioritised replay. RLlib's
+buffer is slow, so the script draws only 2 percent as many batches from it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/replay_buffer.jsonl"
 PAGE = ROOT / "docs/replay.md"
 BEGIN, END = "<!-- replay buffers: begin -->", "<!-- replay buffers: end -->"
-OBS, ACTION, BATCH = 17, 6, 256
+OBS, ACTION, BATCH, ROWS = 17, 6, 256, 1_000_000
 STEPS, ENVS = 50, 8  # steps and environments of a fragment
 GAMMA = 0.99
 Draw = Callable[[], Any]
@@ -46,25 +45,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--batches", type=int, default=1000)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--page", action="store_true", help="only write the page")
     options = parser.parse_args()
     if not options.page:
         write_runs(STORE, {**measure(options), "about": about()})
-        saving(options.rows)
+        saving()
     PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Measures all buffers whose libraries are installed."""
+    """Measures all buffers."""
     found: dict[str, Any] = {}
     for name, make in CASES.items():
-        try:
-            added, row_bytes, draw = make(options.rows)
-        except ImportError:
-            continue
+        added, row_bytes, draw = make(ROWS)
         rates, batches = [], options.batches
         if make is rllib_buffer:
             batches = max(1, batches // 50)
@@ -83,11 +78,10 @@ def page(store: dict[str, Any], text: str) -> str:
     lines = ["| buffer of 1M rows | rows added /s | bytes a row | batches of 256 /s |"]
     lines.append("|---|---:|---:|---:|")
     for name in CASES:
-        if name in store:
-            row = store[name]
-            size = "not measured" if row["row_bytes"] is None else f"{row['row_bytes']:,.0f}"
-            batches = f"{statistics.median(row['batches_per_s']):,.0f}"
-            lines.append(f"| {name} | {row['rows_per_s']:,.0f} | {size} | {batches} |")
+        row = store[name]
+        size = "not measured" if row["row_bytes"] is None else f"{row['row_bytes']:,.0f}"
+        batches = f"{statistics.median(row['batches_per_s']):,.0f}"
+        lines.append(f"| {name} | {row['rows_per_s']:,.0f} | {size} | {batches} |")
     facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
     return between(text, BEGIN, END, [*lines, "", f"`benchmarks/replay_buffer.py`, {facts}."])
 
@@ -213,9 +207,9 @@ def rllib_buffer(rows: int) -> tuple[float, None, Draw]:
     return added, None, draw
 
 
-def saving(rows: int) -> None:
+def saving() -> None:
     """Prints the seconds of a first save, and of a second save after one more fragment."""
-    buffer = ReplayBuffer(rows, GAMMA, alpha=0.6)
+    buffer = ReplayBuffer(ROWS, GAMMA, alpha=0.6)
     filled(buffer)
     print("\n| save | seconds |\n|---|---:|")
     with tempfile.TemporaryDirectory() as folder:
@@ -233,7 +227,9 @@ CASES: dict[str, Callable[[int], tuple[float, float | None, Draw]]] = {
     "polopt, uniform, n = 3": lambda rows: polopt_buffer(rows, 3),
     "polopt, prioritised, with update": lambda rows: polopt_buffer(rows, alpha=0.6),
     "polopt, prioritised, n = 3, with update": lambda rows: polopt_buffer(rows, 3, 0.6),
-    "polopt, uniform, fragments of 4 steps": lambda rows: polopt_buffer(rows, steps=4, envs=1),
+    "polopt, uniform, fragments of 4 steps of one environment": lambda rows: polopt_buffer(
+        rows, steps=4, envs=1
+    ),
     "Stable-Baselines3, uniform": stable_baselines3,
     "cpprb, prioritised, with update": cpprb_buffer,
     "RLlib, prioritised, with update": rllib_buffer,

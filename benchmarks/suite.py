@@ -97,17 +97,15 @@ def measure(
     case: Case, turns: int, runner: Runner, stored: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, Any]]:
     """Measures one case. Returns polopt's side and then the fastest side of each opponent, as they
-    are stored. Turns of the sides in `stored` are not measured again."""
-    known = {(side.peer, side.case): side for side in map(side_of, stored)}
+    are stored. Turns of the sides in `stored` are not measured again, unless they failed."""
+    known = [replace(side, error="") for side in map(side_of, stored)]
 
-    def side(peer: str, name: str) -> Side:
-        return known.get((peer, name)) or Side(peer, name)
+    def sides_of(peer: str, names: Sequence[str]) -> list[Side]:
+        fastest = [side for side in known if side.peer == peer and side.case in names]
+        return fastest or [Side(peer, name) for name in names]
 
-    ours = side("polopt", case.ours)
-    against = [
-        (opponent, [side(opponent.peer, name) for name in opponent.cases])
-        for opponent in case.opponents
-    ]
+    (ours,) = sides_of("polopt", [case.ours])
+    against = [(opponent, sides_of(opponent.peer, opponent.cases)) for opponent in case.opponents]
     for turn in range(turns):
         runner.turn(ours, turn, case)
         for _, sides in against:
@@ -237,8 +235,10 @@ def main() -> int:
         before = store.get(case.name, {}) if args.resume else {}
         turns = args.seeds if case.kind == "learn" else args.repeats
         sides = measure(case, turns, runner, before.get("sides", ()))
-        commits = dict.fromkeys([before.get("commit", facts["commit"]), facts["commit"]])
-        store[case.name] = {"commit": ", ".join(commits), "command": command, "sides": sides}
+        commit = facts["commit"]
+        if commit not in before.get("commit", commit):
+            commit = f"{before['commit']} and {commit}"
+        store[case.name] = {"commit": commit, "command": command, "sides": sides}
         store["about"] = facts
         write_runs(args.out, store)  # after each case, because a run takes long
         rows += rows_of(case, sides)

@@ -330,7 +330,7 @@ class ReplayBuffer:
     def _write(
         self, batch: SampleBatch, flags: np.ndarray, serials: np.ndarray, stored: np.ndarray
     ) -> np.ndarray:
-        """Writes the rows of a fragment, and then the successors. The next observation of a row is
+        """Writes the rows of a fragment, and its successors. The next observation of a row is
         in its successor, or else in the row one step later. Until the next fragment arrives, the
         last row (or its successor) is linked to itself.
 

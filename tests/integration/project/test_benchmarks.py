@@ -97,9 +97,18 @@ def test_stored_turns_are_not_measured_again(monkeypatch: pytest.MonkeyPatch) ->
     peers = [Path(command).name for command, _ in measured]
     assert len(peers) == 3
     measured.clear()
+    stored[1] |= {"turns": {}, "error": "it was not installed"}
     sides = suite.measure(case, 2, runner, stored)
-    assert [turn for _, turn in measured] == [1, 1, 1]
+    assert [turn for _, turn in measured] == [0, 1, 1, 1]
     assert [sorted(side["turns"]) for side in sides] == [[0, 1]] * 3
+    assert not any(side["error"] for side in sides)
+
+    # Of the settings of a peer, only the fastest one is stored and continued.
+    case = next(case for case in suite.CASES if any(len(one.cases) > 1 for one in case.opponents))
+    stored = suite.measure(case, 1, runner)
+    measured.clear()
+    suite.measure(case, 2, runner, stored)
+    assert len(measured) == len(stored)
 
 
 def test_pairs_of_one_process_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
