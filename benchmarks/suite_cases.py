@@ -102,11 +102,16 @@ CASES = (
         "AsyncGradients, 2 x 8 environments x 20 steps",
         "a3c",
         (
-            Opponent("rllib085", ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10"), 20.0),
             Opponent("sb3", ("a2c-16x10", "a2c-8x20", "a2c-16x10-subproc"), 5.0),
             Opponent("sb3", ("a2c-16x20",), None),  # each update has twice the rows
             Opponent("sample_factory", ("appo-8", "appo-10"), 3.0),
         ),
+    ),
+    Case(
+        "a3c-rllib085",
+        "AsyncGradients beside RLlib 0.8.5, 2 x 8 x 20",
+        "a3c",
+        (Opponent("rllib085", ("a3c-8x20", "a3c-8x10", "a3c-1x20", "a3c-1x10"), 20.0),),
     ),
     Case(
         "a2c",
