@@ -144,7 +144,7 @@ def page(store: Mapping[str, Any], text: str) -> str:
         raise ValueError(f"the page has no {BEGIN} ... {END} for the table")
     raw = "Raw results of each turn are in"
     lines = [line for line in table.splitlines() if not line.startswith(raw)]
-    named = []
+    named: dict[str, list[str]] = {}
     for case in CASES:
         if case.name not in store:
             continue
@@ -155,11 +155,12 @@ def page(store: Mapping[str, Any], text: str) -> str:
         place = min(places, default=last + 1)
         lines = [line for line in lines if not line.startswith(own)]
         lines[place:place] = markdown(rows).splitlines()[2:]
-        named.append(f"`{case.name}` (commit {store[case.name]['commit']})")
+        named.setdefault(store[case.name]["commit"], []).append(f"`{case.name}`")
     if named:
         while not lines[-1]:
             lines.pop()
-        where = f"{raw} `benchmarks/results/suite.jsonl` for {', '.join(named)}."
+        cases = "; ".join(f"{', '.join(names)} (commit {at})" for at, names in named.items())
+        where = f"{raw} `benchmarks/results/suite.jsonl` for {cases}."
         lines += ["", where, ""]
     return f"{before}{begin}{''.join(f'{line}{chr(10)}' for line in lines)}{end}{after}"
 

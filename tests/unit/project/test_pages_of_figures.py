@@ -21,14 +21,19 @@ STORES = BENCHMARKS / "results"
 #: For each script that writes tables into a page, the file of its raw results.
 SCRIPTS = {
     "aggregation": "aggregation.jsonl",
+    "ceiling": "ceiling.jsonl",
     "comparison_levels": "comparison_levels.jsonl",
     "imposed_lag": "imposed_lag.jsonl",
     "many_agents": "many_agents.jsonl",
     "planned_first": "planned_first.jsonl",
     "predicted_rates": "predicted_rates.jsonl",
     "products": "products.jsonl",
+    "replay_buffer": "replay_buffer.jsonl",
+    "replay_updates": "replay_updates.jsonl",
     "results": "tasks.jsonl",
+    "step_parts": "step_parts.jsonl",
     "suite": "suite.jsonl",
+    "variants": "variants.jsonl",
 }
 
 
