@@ -78,6 +78,27 @@ def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
     assert script.page(store, text) != text
 
 
+def doubled(value: Any) -> Any:
+    """The same results with all numbers twice as large."""
+    if isinstance(value, dict):
+        return {name: doubled(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [doubled(one) for one in value]
+    return 2 * value if isinstance(value, float | int) else value
+
+
+@pytest.mark.parametrize(
+    "script",
+    ["ceiling", "replay_buffer", "replay_updates", "step_parts", "variants"],
+    indirect=True,
+)
+def test_each_stored_run_has_its_row(script: Any) -> None:
+    store = stored(script, STORES / SCRIPTS[script.__name__])
+    text = script.PAGE.read_text()
+    for run in store.keys() - {"about"}:
+        assert script.page({**store, run: doubled(store[run])}, text) != text, run
+
+
 @pytest.mark.parametrize("script", ["suite"], indirect=True)
 def test_a_measured_case_replaces_its_rows(script: Any) -> None:
     text = script.PAGE.read_text()
