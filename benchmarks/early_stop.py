@@ -1,10 +1,12 @@
 """Measures the cost of one slow environment for synchronous PPO, with and without early stop.
 
-    python benchmarks/early_stop.py [--seconds 4] [--repeats 3]
+    python benchmarks/early_stop.py          # 2 minutes
+    python benchmarks/early_stop.py --page   # only writes the page
 
 SyncPPO trains on CartPole-v1 with two workers of one environment each. The environment of the
 second worker takes 10 ms per step. With such an environment, the rate of RLlib 0.8's PPO on two
-cores fell from 3,404 to 173 steps per second. Cases are measured in turns. Prints Markdown.
+cores fell from 3,404 to 173 steps per second. Cases are measured in turns. The raw results are in
+`benchmarks/results/early_stop.jsonl`, and the page is `docs/collector.md`.
 """
 
 from __future__ import annotations
@@ -13,8 +15,8 @@ import argparse
 import logging
 import os
 import statistics
-import sys
 import time
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -24,9 +26,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import ray
 from about import about
+from stored_runs import between, read_runs, write_runs
 
 import polopt
 
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/early_stop.jsonl"
+PAGE = ROOT / "docs/collector.md"
+BEGIN, END = "<!-- early stop: begin -->", "<!-- early stop: end -->"
 SLOW_S = 0.010
 
 
@@ -45,14 +52,14 @@ class Slow(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 EARLY_STOP = {"fraction_workers": 0.5}
 CASES: dict[str, dict[str, Any]] = {
-    "no slow environment": {},
-    "one at 10 ms, no early stop": {"env_config": {"slow": True}},
-    "one at 10 ms, early stop, stragglers keep 1/4": {
+    "all environments fast": {},
+    "one environment with 10 ms per step, no early stop": {"env_config": {"slow": True}},
+    "the same, early stop, `fraction_samples` 1/4": {
         "env_config": {"slow": True},
         "fraction_samples": 0.25,
         **EARLY_STOP,
     },
-    "one at 10 ms, early stop, stragglers keep 1/20": {
+    "the same, early stop, `fraction_samples` 1/20": {
         "env_config": {"slow": True},
         "fraction_samples": 0.05,
         **EARLY_STOP,
@@ -73,12 +80,8 @@ def measure(trainer: Any, seconds: float) -> tuple[float, float]:
     return steps / elapsed_s, updates / elapsed_s
 
 
-def main() -> None:
-    """Measures and prints a table."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    args = parser.parse_args()
+def measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the environment steps and the batches per second of all cases, by turn."""
     ray.init(num_cpus=9, include_dashboard=False, logging_level=logging.ERROR)
     config = {
         "env": lambda ctx: Slow(ctx),
@@ -93,21 +96,43 @@ def main() -> None:
     trainers = {
         name: polopt.SyncPPO(config={**config, **options}) for name, options in CASES.items()
     }
-    rates: dict[str, list[tuple[float, float]]] = {name: [] for name in CASES}
+    found: dict[str, Any] = {name: {"steps_per_s": [], "batches_per_s": []} for name in CASES}
     for _ in range(args.repeats):
         for name, trainer in trainers.items():
-            rates[name].append(measure(trainer, args.seconds))
+            for rates, rate in zip(
+                found[name].values(), measure(trainer, args.seconds), strict=True
+            ):
+                rates.append(round(rate, 2))
     for trainer in trainers.values():
         trainer.stop()
     ray.shutdown()
-    print("| environments | steps/s, median (range) | batches/s |\n|---|---:|---:|")
-    for name, measured in rates.items():
-        steps, batches = zip(*measured, strict=True)
+    return found
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    lines = ["| environments | steps/s, median (range) | batches/s |", "|---|---:|---:|"]
+    for name in CASES:
+        steps, batches = store[name]["steps_per_s"], store[name]["batches_per_s"]
         spread = f"{min(steps):,.0f} to {max(steps):,.0f}"
-        print(f"| {name} | {statistics.median(steps):,.0f} ({spread}) ", end="")
-        print(f"| {statistics.median(batches):.1f} |")
-    print(f"\n{', '.join(f'{key} {value}' for key, value in about().items())}.")
-    print(f"Command: `{' '.join(['python', *sys.argv])}`")
+        cells = [name, f"{statistics.median(steps):,.0f} ({spread})"]
+        lines.append(f"| {' | '.join(cells)} | {statistics.median(batches):.1f} |")
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/early_stop.py`, {facts}."])
+
+
+def main() -> None:
+    """Measures all cases, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--page", action="store_true", help="only write the page")
+    args = parser.parse_args()
+    if not args.page:
+        write_runs(STORE, {**measure_all(args), "about": about()})
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
 
 
 if __name__ == "__main__":

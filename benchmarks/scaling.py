@@ -1,24 +1,23 @@
 """Measures the throughput of three optimizers with 1 to 8 workers whose environments sleep.
 
-    python benchmarks/scaling.py [--workers 1 2 4 8] [--seconds 10] [--repeats 3]
+    python benchmarks/scaling.py          # 9 minutes
+    python benchmarks/scaling.py --page   # only writes the page
 
 Each worker has one environment whose steps sleep for 5 ms, so the cores are not the limit. N
 workers can reach at most N / 5 ms. In practice, a sleep takes longer than requested. So the script
 divides the rate by N times the rate of one environment without polopt, measured in the same run.
 `ray.init` gets enough logical CPUs for all workers. The numbers of workers are measured in turns.
-Prints Markdown and writes JSON.
+The raw results are in `benchmarks/results/scaling.jsonl`, and the page is `docs/performance.md`.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 import os
-import statistics
-import sys
 import time
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -28,11 +27,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gymnasium
 import ray
 from about import about
+from stored_runs import between, read_runs, write_runs
 
 import polopt
 
-STEP_S = 0.005
-GOAL = 0.9
+ROOT = Path(__file__).resolve().parent.parent
+STORE = ROOT / "benchmarks/results/scaling.jsonl"
+PAGE = ROOT / "docs/performance.md"
+BEGIN, END = "<!-- scaling: begin -->", "<!-- scaling: end -->"
+STEP_S, WORKERS = 0.005, (1, 2, 4, 8)
 #: Preset and settings of each optimizer.
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "AsyncGradients": ("A3C", {"rollout_fragment_length": 20, "grads_per_step": 20}),
@@ -76,8 +79,8 @@ def bare(seconds: float) -> float:
     return steps / (time.perf_counter() - started_s)
 
 
-def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, float]]:
-    """Returns the steps per second, and the share of time of each phase of the optimizer."""
+def measure(name: str, workers: int, seconds: float) -> float:
+    """Returns the steps per second of an optimizer."""
     preset, settings = CASES[name]
     config = {
         "env": lambda: Sleepy(),  # pickled by value, because workers cannot import this file
@@ -91,72 +94,61 @@ def measure(name: str, workers: int, seconds: float) -> tuple[float, dict[str, f
     try:
         trainer.train()
         trainer.train()
-        timers = trainer.optimizer.timers
-        before = {phase: timer.total_s for phase, timer in timers.items()}
         first = trainer.optimizer.metrics.num_env_steps_sampled
         started_s = time.perf_counter()
         while time.perf_counter() - started_s < seconds:
             trainer.train()
         elapsed_s = time.perf_counter() - started_s
         steps = trainer.optimizer.metrics.num_env_steps_sampled - first
-        shares = {p: (timer.total_s - before[p]) / elapsed_s for p, timer in timers.items()}
-        return steps / elapsed_s, shares
+        return float(steps / elapsed_s)
     finally:
         trainer.stop()
 
 
-def print_table(one_bare: float, rates: dict[str, dict[int, list[float]]]) -> None:
-    """Prints throughput and its share of linear scaling, by optimizer and number of workers."""
-    print(
-        f"One bare environment: {one_bare:,.1f} steps/s; {1 / STEP_S:,.0f} if sleep were exact.\n"
-    )
-    print("| optimizer | workers | steps/s, median (range) | of N bare | of N times one worker |")
-    print("|---|---:|---:|---:|---:|")
-    for name, by_workers in rates.items():
-        fewest = min(by_workers)
-        each = statistics.median(by_workers[fewest]) / fewest
-        for workers, values in by_workers.items():
-            median = statistics.median(values)
-            spread = f"{min(values):,.0f} to {max(values):,.0f}"
-            print(f"| {name} | {workers} | {median:,.0f} ({spread}) ", end="")
-            print(f"| {median / (workers * one_bare):.0%} | {median / (workers * each):.0%} |")
+def measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the steps per second by optimizer and number of workers, and of one environment
+    without polopt, one list of turns each."""
+    ray.init(num_cpus=max(WORKERS) + 1, include_dashboard=False, logging_level=logging.ERROR)
+    found: dict[str, Any] = {name: {str(n): [] for n in WORKERS} for name in CASES}
+    alone = []
+    for _ in range(args.repeats):
+        alone.append(round(bare(min(args.seconds, 3.0)), 2))
+        for workers in WORKERS:
+            for name in CASES:
+                found[name][str(workers)].append(round(measure(name, workers, args.seconds), 2))
+    ray.shutdown()
+    return {**found, "one environment": {"steps_per_s": alone}}
+
+
+def page(store: dict[str, Any], text: str) -> str:
+    """Returns the text of the page with the table of the stored results."""
+    most = WORKERS[-1]
+    head = ["optimizer", "1 worker, steps/s", *(f"{n} workers" for n in WORKERS[1:])]
+    head.append(f"{', '.join(map(str, WORKERS[1:]))} workers: share of N times one worker")
+    head.append(f"{most} workers: share of environments without polopt")
+    lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
+    one = median(store["one environment"]["steps_per_s"])
+    for name in CASES:
+        rates = {n: median(store[name][str(n)]) for n in WORKERS}
+        shares = ", ".join(f"{rates[n] / (n * rates[1]):.0%}" for n in WORKERS[1:])
+        cells = [name, *(f"{rate:,.0f}" for rate in rates.values()), shares]
+        lines.append(f"| {' | '.join(cells)} | {rates[most] / (most * one):.0%} |")
+    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
+    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/scaling.py`, {facts}."])
 
 
 def main() -> None:
-    """Measures, prints a table and writes JSON."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--optimizers", nargs="+", choices=list(CASES), default=list(CASES))
-    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    """Measures, and writes the page."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("results/scaling.json"))
+    parser.add_argument("--page", action="store_true", help="only write the page")
     args = parser.parse_args()
-    ray.init(num_cpus=max(args.workers) + 1, include_dashboard=False, logging_level=logging.ERROR)
-    rates: dict[str, dict[int, list[float]]] = {
-        name: {workers: [] for workers in sorted(args.workers)} for name in args.optimizers
-    }
-    phases: dict[str, dict[int, dict[str, float]]] = {name: {} for name in args.optimizers}
-    alone = []
-    for _ in range(args.repeats):
-        alone.append(bare(min(args.seconds, 3.0)))
-        for workers in sorted(args.workers):
-            for name in args.optimizers:
-                rate, phases[name][workers] = measure(name, workers, args.seconds)
-                rates[name][workers].append(rate)
-    ray.shutdown()
-
-    print_table(statistics.median(alone), rates)
-    print(f"\nGoal: {GOAL:.0%} for AsyncGradients and DecentralizedAllReduce.\n")
-    for name, by_workers in phases.items():
-        most = max(by_workers)
-        shares = ", ".join(f"{phase} {share:.0%}" for phase, share in by_workers[most].items())
-        print(f"- {name}, {most} workers, of the driver's time: {shares}")
-    where = about()
-    print(f"\n{', '.join(f'{key} {value}' for key, value in where.items())}.")
-    print(f"Command: `{' '.join(['python', *sys.argv])}`")
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    kept = {"about": where, "bare": alone, "rates": rates, "phases": phases}
-    args.out.write_text(json.dumps(kept, indent=1))
+    if not args.page:
+        write_runs(STORE, {**measure_all(args), "about": about()})
+    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
-"""Measures the cost of transports and of evaluation during training.
+"""Measures the cost of transports, of torch, and of evaluation during training.
 
     python benchmarks/variants.py              # 15 minutes
     python benchmarks/variants.py --only a3c   # replaces one case
     python benchmarks/variants.py --page       # only writes the page
 
-The transports are sockets, Ray, and gloo's all-reduce. Evaluation runs between iterations, or in an
-evaluation worker during training, or not at all. As in `compare.py`, the script measures
-environment steps/s, and the processor time of the driver and all workers per 1,000 environment
-steps. Each measurement is a new process. A turn measures a case and each of its variants once. A
-row shows the median ratio of the turns, with the smallest and the largest ratio. The raw results
-are in `benchmarks/results/variants.jsonl`, and the page is `docs/benchmarks.md`. Needs the MuJoCo
-environments for HalfCheetah-v5: pip install -e '.[benchmark]'.
+The transports are sockets, Ray, and gloo's all-reduce. `torch` is `fast_cpu: false`. Evaluation
+runs between iterations, or in an evaluation worker during training, or not at all. As in
+`compare.py`, the script measures environment steps/s, and the processor time of the driver and all
+workers per 1,000 environment steps. Each measurement is a new process. A turn measures a case and
+each of its variants once. A row shows the median ratio of the turns, with the smallest and the
+largest ratio. The raw results are in `benchmarks/results/variants.jsonl`, and the page is
+`docs/benchmarks.md`. Needs the MuJoCo environments for HalfCheetah-v5: pip install -e
+'.[benchmark]'.
 """
 
 from __future__ import annotations
@@ -34,9 +35,12 @@ COST = "cpu_s_per_1000_steps"
 ENVS = ("", "-halfcheetah")
 #: From a case of `peers/polopt/run.py`, with sockets and without evaluation, to its variants.
 CASES = {
-    **{f"a3c{env}": ("-ray",) for env in ENVS},
+    "a3c": ("-ray", "-torch"),
+    "a3c-halfcheetah": ("-ray",),
     **{f"async-samples{env}": ("-ray",) for env in ENVS},
-    **{f"ddppo{env}": ("-ray", "-gloo") for env in ENVS},
+    "ddppo": ("-ray", "-gloo", "-torch"),
+    "ddppo-halfcheetah": ("-ray", "-gloo"),
+    "ppo": ("-torch",),
     "ppo-halfcheetah": ("-evaluated", "-evaluated-beside"),
 }
 
@@ -63,7 +67,7 @@ def rows(case: str, turns: list[dict[str, dict[str, float]]]) -> list[str]:
         turns: for each turn, the results of the case (the key is empty) and of its variants.
     """
     found = []
-    for variant in CASES[case]:
+    for variant in [name for name in turns[0] if name]:
         ratios = {
             name: spread([turn[""][name] / turn[variant][name] for turn in turns])
             for name in ("rate", COST)

@@ -28,7 +28,8 @@ Hyper-parameters that affect speed are the same as in each peer's script:
 - `async-samples*`: `async_samples` with the A2C policy. It samples as `a3c` does.
 - `ppo-halfcheetah-evaluated`: evaluates two episodes after every ten batches (20,480 steps) between
   iterations. `-evaluated-beside`: an evaluation worker plays them during training.
-- `*-ray`: calls through Ray instead of sockets. `ddppo*-gloo`: sums over gloo.
+- `*-ray`: calls through Ray instead of sockets. `ddppo*-gloo`: sums over gloo. `*-torch`:
+  `fast_cpu: false`.
 - `sample`: one worker in this process, 8 environments, 128 steps per fragment. It also computes
   values and advantages.
 - `collect-sync`, `collect-async`: two collectors of 8 environments (`collectors_serving.py`).
@@ -243,6 +244,9 @@ for name in ("a3c", "async-samples", "ddppo"):
         TRAINING[f"{case}-ray"] = preset, {**options, "transport": "ray"}
         if name == "ddppo":
             TRAINING[f"{case}-gloo"] = preset, {**options, "backend": "gloo"}
+for case in ("a3c", "ppo", "ddppo"):
+    preset, options = TRAINING[case]
+    TRAINING[f"{case}-torch"] = preset, {**options, "fast_cpu": False}
 
 
 def start_ray() -> None:
