@@ -160,7 +160,7 @@ def page(store: Mapping[str, Any], text: str) -> str:
         while not lines[-1]:
             lines.pop()
         cases = "; ".join(f"{', '.join(names)} (commit {at})" for at, names in named.items())
-        where = f"{raw} `benchmarks/results/suite.jsonl` for {cases}."
+        where = f"{raw} `benchmarks/results/suite.jsonl`, with the command, for {cases}."
         lines += ["", where, ""]
     return f"{before}{begin}{''.join(f'{line}{chr(10)}' for line in lines)}{end}{after}"
 
