@@ -23,6 +23,7 @@ SCRIPTS = {
     "aggregation": "aggregation.jsonl",
     "ceiling": "ceiling.jsonl",
     "comparison_levels": "comparison_levels.jsonl",
+    "early_stop": "early_stop.jsonl",
     "imposed_lag": "imposed_lag.jsonl",
     "many_agents": "many_agents.jsonl",
     "planned_first": "planned_first.jsonl",
@@ -89,7 +90,7 @@ def doubled(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "script",
-    ["ceiling", "replay_buffer", "replay_updates", "step_parts", "variants"],
+    ["ceiling", "early_stop", "replay_buffer", "replay_updates", "step_parts", "variants"],
     indirect=True,
 )
 def test_each_stored_run_has_its_row(script: Any) -> None:
