@@ -32,6 +32,7 @@ SCRIPTS = {
     "replay_buffer": "replay_buffer.jsonl",
     "replay_updates": "replay_updates.jsonl",
     "results": "tasks.jsonl",
+    "scaling": "scaling.jsonl",
     "step_parts": "step_parts.jsonl",
     "suite": "suite.jsonl",
     "variants": "variants.jsonl",
@@ -90,7 +91,15 @@ def doubled(value: Any) -> Any:
 
 @pytest.mark.parametrize(
     "script",
-    ["ceiling", "early_stop", "replay_buffer", "replay_updates", "step_parts", "variants"],
+    [
+        "ceiling",
+        "early_stop",
+        "replay_buffer",
+        "replay_updates",
+        "scaling",
+        "step_parts",
+        "variants",
+    ],
     indirect=True,
 )
 def test_each_stored_run_has_its_row(script: Any) -> None:
