@@ -29,10 +29,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "common"))
 
-from about import about
 from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page
 from tasks import make_breakout
 
 import polopt
@@ -121,37 +120,30 @@ def page(store: dict[str, Any], text: str) -> str:
         median(turn["async_samples"] * turn["learn_us"] for turn in turns)
         for turns in (store[case]["turns"] for case in ENVS)
     ]
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
     lines += [
         "",
         f"`sync_samples` reaches {1e-4 * min(reached):.0f} to {1e-4 * max(reached):.0f} percent of "
         "the rate without overlap. Only the driver learns. In `async_samples`, learning takes "
         f"{1e-4 * min(learning):.0f} to {1e-4 * max(learning):.0f} percent of its time.",
         "",
-        f"`python benchmarks/ceiling.py`, {facts}.",
+        f"`python benchmarks/ceiling.py`, {facts_of(store)}.",
     ]
     return between(text, BEGIN, END, lines)
 
 
+def measure_all(args: argparse.Namespace) -> dict[str, Any]:
+    """Returns the results of all turns, by case."""
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
+    found: dict[str, Any] = {}
+    for case, env in ENVS.items():
+        found[case] = {"turns": [measure(env, case, args.seconds) for _ in range(args.repeats)]}
+        print(case, found[case], flush=True)
+    return found
+
+
 def main() -> None:
     """Measures all cases, and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    args = parser.parse_args()
-    if not args.page:
-        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:2])
-        turns: dict[str, Any] = {case: [] for case in ENVS}
-        for case, env in ENVS.items():
-            for _ in range(args.repeats):
-                turns[case].append(measure(env, case, args.seconds))
-                print(case, turns[case][-1], flush=True)
-        runs = {case: {"turns": found} for case, found in turns.items()}
-        write_runs(STORE, {**runs, "about": about()})
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    measure_or_page(__doc__, STORE, PAGE, page, measure_all, seconds=3.0, repeats=5)
 
 
 if __name__ == "__main__":

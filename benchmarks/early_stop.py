@@ -25,8 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium
 import ray
-from about import about
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page
 
 import polopt
 
@@ -117,22 +116,14 @@ def page(store: dict[str, Any], text: str) -> str:
         spread = f"{min(steps):,.0f} to {max(steps):,.0f}"
         cells = [name, f"{statistics.median(steps):,.0f} ({spread})"]
         lines.append(f"| {' | '.join(cells)} | {statistics.median(batches):.1f} |")
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
-    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/early_stop.py`, {facts}."])
+    return between(
+        text, BEGIN, END, [*lines, "", f"`python benchmarks/early_stop.py`, {facts_of(store)}."]
+    )
 
 
 def main() -> None:
     """Measures all cases, and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=4.0, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    args = parser.parse_args()
-    if not args.page:
-        write_runs(STORE, {**measure_all(args), "about": about()})
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    measure_or_page(__doc__, STORE, PAGE, page, measure_all, seconds=4.0, repeats=3)
 
 
 if __name__ == "__main__":

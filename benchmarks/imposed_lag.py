@@ -27,7 +27,7 @@ from typing import Any, ClassVar
 import pydantic
 from about import about
 from intervals import interquartile_mean, interval
-from stored_runs import read_runs, write_runs
+from stored_runs import facts_of, read_runs, write_runs
 
 import polopt
 
@@ -174,7 +174,7 @@ def page(store: dict[str, Any], text: str) -> str:
     begin, end = "<!-- table -->\n", "<!-- end of table -->"
     head, rest = text.split(begin)
     runs_s = sum(one["seconds"] for name, one in store.items() if name != "about")
-    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
+    facts = facts_of(store)
     lines += [f"{facts}; {runs_s / 60:.0f} minutes with other work on the machine.", ""]
     return head + begin + "\n".join(lines) + end + rest.split(end)[1]
 

@@ -31,8 +31,7 @@ os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = "1"
 
 import numpy as np
 import torch
-from about import about
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/products.jsonl"
@@ -216,20 +215,19 @@ def page(store: dict[str, Any], text: str) -> str:
         turns = store.get(f"two pieces of {name}", {})
         cells = [f"{median(turns[way]):,.0f}" if way in turns else "" for way in THREADS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    facts = ", ".join(f"{name} {value}" for name, value in store.get("about", {}).items())
+    facts = facts_of(store)
     lines += ["", f"Medians of {TURNS} turns: `python benchmarks/products.py`, {facts}."]
     return between(text, BEGIN, END, lines)
 
 
+def measure_all(_: argparse.Namespace) -> dict[str, Any]:
+    """Returns the results of both tables."""
+    return {**measure(), **measure_threads()}
+
+
 def main() -> None:
     """Measures all products, and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    if not parser.parse_args().page:
-        write_runs(STORE, {**measure(), **measure_threads(), "about": about()})
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    measure_or_page(__doc__, STORE, PAGE, page, measure_all)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from about import about
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page
 
 from polopt import ReplayBuffer, SampleBatch
 
@@ -42,34 +41,26 @@ Draw = Callable[[], Any]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--batches", type=int, default=1000)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    options = parser.parse_args()
-    if not options.page:
-        write_runs(STORE, {**measure(options), "about": about()})
-        saving()
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    """Measures all buffers, and writes the page."""
+    measure_or_page(__doc__, STORE, PAGE, page, measure, batches=1000, repeats=5)
 
 
-def measure(options: argparse.Namespace) -> dict[str, Any]:
+def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Measures all buffers."""
     found: dict[str, Any] = {}
     for name, make in CASES.items():
         added, row_bytes, draw = make(ROWS)
-        rates, batches = [], options.batches
+        rates, batches = [], args.batches
         if make is rllib_buffer:
             batches = max(1, batches // 50)
-        for _ in range(options.repeats):
+        for _ in range(args.repeats):
             start_s = time.process_time()
             for _ in range(batches):
                 draw()
             rates.append(round(batches / (time.process_time() - start_s), 1))
         found[name] = {"rows_per_s": round(added), "row_bytes": row_bytes, "batches_per_s": rates}
         print(name, found[name], flush=True)
+    saving()
     return found
 
 
@@ -82,8 +73,9 @@ def page(store: dict[str, Any], text: str) -> str:
         size = "not measured" if row["row_bytes"] is None else f"{row['row_bytes']:,.0f}"
         batches = f"{statistics.median(row['batches_per_s']):,.0f}"
         lines.append(f"| {name} | {row['rows_per_s']:,.0f} | {size} | {batches} |")
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
-    return between(text, BEGIN, END, [*lines, "", f"`benchmarks/replay_buffer.py`, {facts}."])
+    return between(
+        text, BEGIN, END, [*lines, "", f"`benchmarks/replay_buffer.py`, {facts_of(store)}."]
+    )
 
 
 def fragments(steps: int = STEPS, envs: int = ENVS) -> list[SampleBatch]:

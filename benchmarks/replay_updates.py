@@ -32,7 +32,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import torch
 from about import about
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, read_runs, write_runs
 
 ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "benchmarks/results/replay_updates.jsonl"
@@ -145,9 +145,10 @@ def table(store: dict[str, Any], kind: str) -> list[str]:
 
 def page(store: dict[str, Any], text: str) -> str:
     """Returns the text of the page with the table of the stored results."""
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
     lines = table(store, "processor second")
-    return between(text, BEGIN, END, [*lines, "", f"`benchmarks/replay_updates.py`, {facts}."])
+    return between(
+        text, BEGIN, END, [*lines, "", f"`benchmarks/replay_updates.py`, {facts_of(store)}."]
+    )
 
 
 def measure(args: argparse.Namespace) -> dict[str, Any]:

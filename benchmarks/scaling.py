@@ -26,8 +26,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import gymnasium
 import ray
-from about import about
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page
 
 import polopt
 
@@ -133,22 +132,14 @@ def page(store: dict[str, Any], text: str) -> str:
         shares = ", ".join(f"{rates[n] / (n * rates[1]):.0%}" for n in WORKERS[1:])
         cells = [name, *(f"{rate:,.0f}" for rate in rates.values()), shares]
         lines.append(f"| {' | '.join(cells)} | {rates[most] / (most * one):.0%} |")
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
-    return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/scaling.py`, {facts}."])
+    return between(
+        text, BEGIN, END, [*lines, "", f"`python benchmarks/scaling.py`, {facts_of(store)}."]
+    )
 
 
 def main() -> None:
     """Measures, and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--seconds", type=float, default=6.0, help="of each measurement")
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    args = parser.parse_args()
-    if not args.page:
-        write_runs(STORE, {**measure_all(args), "about": about()})
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    measure_or_page(__doc__, STORE, PAGE, page, measure_all, seconds=6.0, repeats=3)
 
 
 if __name__ == "__main__":

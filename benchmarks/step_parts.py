@@ -4,11 +4,11 @@
     python benchmarks/step_parts.py          # 5 minutes
     python benchmarks/step_parts.py --page   # only writes the page
 
-The loops are those of `loop-*-one-core` in `peers/polopt/run.py`: one process, one environment, and
-256x256 units. Each figure is the median of `TURNS` turns. The floating-point operations of the
-products in an update are those of the same policy in torch. A second table shows how much longer a
-fragment of one step takes if its code has not run for some milliseconds. The raw results are in
-`benchmarks/results/step_parts.jsonl`, and the page is `docs/performance.md`.
+The script runs the loops `loop-*-one-core` of `peers/polopt/run.py`: one process, one environment,
+and 256x256 units. Each figure is the median of `TURNS` turns. The floating-point operations of the
+products in an update are counted in torch, with the same policy. A second table shows how much
+longer a fragment of one step takes if its code has not run for some milliseconds. The raw results
+are in `benchmarks/results/step_parts.jsonl`, and the page is `docs/performance.md`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent / "peers" / "polopt"))
 # isort: split
 import gymnasium
 import numpy as np
-from about import about
 from run import TRAINING, start_ray
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, measure_or_page, read_runs
 from torch.utils.flop_counter import FlopCounterMode
 
 import polopt
@@ -153,7 +152,7 @@ def fragments() -> dict[str, list[float]]:
     return found
 
 
-def measure() -> dict[str, Any]:
+def measure(_: argparse.Namespace) -> dict[str, Any]:
     """Measures all loops on the first core."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     start_ray()
@@ -178,20 +177,16 @@ def page(store: dict[str, Any], text: str) -> str:
     cells = [f"{median(store['fragments'][name]):,.0f}" for name in BEFORE]
     lines += ["", f"| a fragment of one step takes, us, after | {' | '.join(BEFORE)} |"]
     lines += [f"|---|{'---:|' * len(BEFORE)}", f"| HalfCheetah-v5, SAC | {' | '.join(cells)} |"]
-    facts = ", ".join(f"{name} {value}" for name, value in store["about"].items())
-    lines += ["", f"Medians of {TURNS} turns: `python benchmarks/step_parts.py`, {facts}."]
+    lines += [
+        "",
+        f"Medians of {TURNS} turns: `python benchmarks/step_parts.py`, {facts_of(store)}.",
+    ]
     return between(text, BEGIN, END, lines)
 
 
 def main() -> None:
     """Measures all loops, and writes the page."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
-    parser.add_argument("--page", action="store_true", help="only write the page")
-    if not parser.parse_args().page:
-        write_runs(STORE, {**measure(), "about": about()})
-    PAGE.write_text(page(read_runs(STORE), PAGE.read_text()))
+    measure_or_page(__doc__, STORE, PAGE, page, measure)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ own virtual environment, which the first run makes. If a peer has several settin
 all of them run in the first turn, and later turns run only the fastest. If a peer cannot be
 installed, fails, or does not end, its row has the reason, and the other rows are still measured.
 `benchmarks/results/suite.jsonl` holds the result of each turn, a line for each case. A case that is
-measured again replaces its line. With `--resume`, it keeps its turns, and gets those that it lacks.
+measured again replaces its line. With `--resume`, only the turns that it lacks are measured.
 """
 
 from __future__ import annotations

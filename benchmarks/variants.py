@@ -25,7 +25,7 @@ from typing import Any
 from about import about
 from environments import PEERS
 from processes import STARTUP_LIMIT_S, run
-from stored_runs import between, read_runs, write_runs
+from stored_runs import between, facts_of, read_runs, write_runs
 
 ROOT = Path(__file__).resolve().parents[1]
 STORE = ROOT / "benchmarks/results/variants.jsonl"
@@ -92,8 +92,7 @@ def page(store: dict[str, Any], text: str) -> str:
         if case in store:
             lines += rows(case, store[case]["turns"])
     commits = dict.fromkeys(store[case]["commit"] for case in CASES if case in store)
-    about_all = {**store["about"], "commit": " and ".join(commits)}
-    facts = ", ".join(f"{name} {value}" for name, value in about_all.items())
+    facts = facts_of({"about": {**store["about"], "commit": " and ".join(commits)}})
     return between(text, BEGIN, END, [*lines, "", f"`python benchmarks/variants.py`, {facts}."])
 
 

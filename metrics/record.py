@@ -199,11 +199,11 @@ class Record:
             early_stopped: whether the fragment ended early.
         """
         part = batch.first if isinstance(batch, MultiAgentBatch) else batch
-        actions, agent_steps = part.flat("actions"), batch.agent_steps
+        actions = part.flat("actions")
         if part.agent_steps < len(actions):
             actions = actions[part.flat("valid")]
         self.env_steps += batch.env_steps
-        self.agent_steps += agent_steps
+        self.agent_steps += batch.agent_steps
         self._episodes.append(batch.episodes)
         self.moments = merged(self.moments, moments)
         self.actions = self.actions.merge(ActionSums.of(actions, sizes, bounds))

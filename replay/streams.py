@@ -32,7 +32,7 @@ def flags_of(batch: SampleBatch) -> np.ndarray:
     valid, truncated = batch["valid"], batch["truncated"]
     inside = valid & ~(batch["terminated"] | truncated)
     if not len(batch.successor_index) and np.count_nonzero(inside) == inside.size:
-        return np.full(inside.shape, VALID)  # as most short fragments
+        return np.full(inside.shape, VALID)  # nearly every short fragment
     terminated = batch["terminated"] & valid
     cut = terminated | truncated | has_successor(batch)
     cut[:-1] |= ~valid[1:] if batch.row_counts is None else ~valid[1:] & batch.is_row[1:]
