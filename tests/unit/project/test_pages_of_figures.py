@@ -46,8 +46,8 @@ def script(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> I
         yield importlib.import_module(request.param)
 
 
-def stored(script: Any, path: Path) -> dict[str, Any]:
-    return dict(script.read_runs(path))
+def stored(path: Path) -> dict[str, Any]:
+    return dict(importlib.import_module("stored_runs").read_runs(path))
 
 
 @pytest.mark.parametrize("script", SCRIPTS, indirect=True)
@@ -55,7 +55,7 @@ def test_page_has_the_tables_of_the_raw_results(script: Any) -> None:
     """If this fails, the option `--page` of the script writes the page, or a measurement was not
     committed."""
     text = script.PAGE.read_text()
-    assert script.page(stored(script, STORES / SCRIPTS[script.__name__]), text) == text
+    assert script.page(stored(STORES / SCRIPTS[script.__name__]), text) == text
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_page_has_the_tables_of_the_raw_results(script: Any) -> None:
     indirect=["script"],
 )
 def test_a_changed_raw_result_changes_the_page(script: Any, run: str) -> None:
-    store = stored(script, STORES / SCRIPTS[script.__name__])
+    store = stored(STORES / SCRIPTS[script.__name__])
     if "answers" in store[run]:
         store[run]["answers"] = ["B"] * len(store[run]["answers"])
     elif script.__name__ == "products":
@@ -103,7 +103,7 @@ def doubled(value: Any) -> Any:
     indirect=True,
 )
 def test_each_stored_run_has_its_row(script: Any) -> None:
-    store = stored(script, STORES / SCRIPTS[script.__name__])
+    store = stored(STORES / SCRIPTS[script.__name__])
     text = script.PAGE.read_text()
     for run in store.keys() - {"about"}:
         assert script.page({**store, run: doubled(store[run])}, text) != text, run
@@ -135,7 +135,7 @@ def test_a_measured_case_replaces_its_rows(script: Any) -> None:
 
 @pytest.mark.parametrize("script", ["results"], indirect=True)
 def test_every_preset_has_a_seed_that_reached_its_goal(script: Any) -> None:
-    store = stored(script, script.STORE)
+    store = stored(script.STORE)
     rows = [row.strip("| ").split(" | ") for row in script.validated(store)[2:]]
     reached = {row[0].strip("`") for row in rows if not row[5].startswith("0 of")}
     assert reached == {*PRESETS}
@@ -145,12 +145,12 @@ def test_every_preset_has_a_seed_that_reached_its_goal(script: Any) -> None:
 
 @pytest.mark.parametrize("script", ["results"], indirect=True)
 def test_reproduce_has_the_returns_of_the_raw_results(script: Any) -> None:
-    assert script.published(stored(script, script.STORE)) == script.PUBLISHED.read_text()
+    assert script.published(stored(script.STORE)) == script.PUBLISHED.read_text()
 
 
 @pytest.mark.parametrize("script", ["many_agents"], indirect=True)
 def test_table_of_several_agents_is_that_of_the_raw_results(script: Any) -> None:
-    assert script.table(stored(script, script.STORE)) in script.PAGE.read_text()
+    assert script.table(stored(script.STORE)) in script.PAGE.read_text()
 
 
 def test_every_stored_run_names_its_commit() -> None:
